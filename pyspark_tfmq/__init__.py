@@ -1,7 +1,7 @@
 """Entry point for Spark, which finds data sources in top-level modules named pyspark_*.
 
 Spark imports all such modules. If one of these modules cannot be imported, Spark finds no data source at all. So if a
-requirement of tfmq is missing, this module defines a data source that raises the ImportError when it is used.
+requirement of tfmq is missing, this module defines a data source that raises the ImportError only when it is used.
 """
 
 from typing import Any
@@ -14,14 +14,13 @@ except ImportError as error:
     _SENTENCE = str(error)
 
     class DefaultSource(DataSource):  # type: ignore[no-redef]
-        """Data source that raises ImportError, with the missing requirement, on every use."""
+        """Data source whose methods raise an ImportError that names the missing requirement."""
 
         @classmethod
         def name(cls) -> str:
             return "tfmq"
 
         def schema(self, *arguments: Any, **named: Any) -> Any:
-            """Raise ImportError that names the missing requirement."""
             raise ImportError(_SENTENCE)
 
         reader = streamReader = writer = streamWriter = schema

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 PYSPARK_MIN = (4, 2)
-"""The first version that passes a source the limits of a micro-batch and the end of a query."""
+"""The first version in which a source in Python can limit micro-batches and support `Trigger.AvailableNow`."""
 VERSION = re.compile(r"__version__[^\n=]*=\s*[\"'](\d+)\.(\d+)[^\"']*")
 
 
@@ -52,7 +52,7 @@ def pyspark_version(folder: Path) -> tuple[int, int] | None:
 
 
 if _sentence := missing_requirement():
-    if sys.argv[:1] == ["-m"]:  # `python -m` imports this package first: no caller can catch an exception
+    if sys.argv[:1] == ["-m"]:  # `python -m` imports this package before any code that could catch an exception
         sys.exit(f"tfmq: {_sentence}")
     raise ImportError(_sentence)
 

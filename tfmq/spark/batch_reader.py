@@ -39,14 +39,14 @@ class BatchReader(DataSourceReader):
 
     @hide_traceback
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the ranges of each task. Raises BadRequest, and what `LogReader` and `LossPolicy` raise."""
+        """Return the ranges that each task reads. Raises BadRequest, and the errors of `LogReader` and `LossPolicy`."""
         with open_log_reader(self._settings.address) as logs:
             # For an empty list Spark would create a partition by itself, which `read` cannot handle.
             return [InputPartition(each) for each in Planner(self._settings, logs).plan_batch() or [()]]
 
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of one task's ranges as Arrow."""
+        """Yield the messages of one task's ranges as Arrow batches. Spark calls this method in the task."""
         yield from self._range_reader.read(partition.value)
 
 
@@ -59,14 +59,14 @@ class RangeReader(NamedTuple):
     fail_on_data_loss: bool
 
     def read(self, ranges: tuple[OffsetRange, ...]) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of `ranges`, one range after the other. Raises what `LossPolicy` and `LogReader` raise."""
+        """Yield the messages of `ranges`, one range after the other. Raises the errors of `LossPolicy`, `LogReader`."""
         losses = LossPolicy(self.fail_on_data_loss)
         with open_log_reader(self.address) as logs:
             for each in ranges:
                 yield from self._read_range(logs, each, losses)
 
     def _read_range(self, logs: LogReader, wanted: OffsetRange, losses: LossPolicy) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of one range, continuing after losses where the policy permits it."""
+        """Yield the messages of one range. After lost messages, raise an error or continue, as `losses` decides."""
         log, begin, end = wanted
         schema = project(self.schema.names)
         decoders = [
@@ -111,7 +111,7 @@ class RangeReader(NamedTuple):
 def _decode_until_damage(
     decode: Callable[[Buffer, int, int, int], pa.RecordBatch], chunk: BlockRun, begin: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `chunk` in [begin, end). If `chunk` is damaged, yield the rows before that; raise Damaged."""
+    """Yield the rows of `chunk` with offsets in [begin, end). If there is damage, yield the rows before, then raise."""
     try:
         yield decode(chunk.data, chunk.offset, begin, end)
     except Damaged as error:
@@ -126,13 +126,13 @@ def _decode_leniently(
 ) -> pa.RecordBatch:
     """Return the rows with offsets in [begin, end), also rows whose attribute (metadata) cannot be decoded.
 
-    Any producer can send an invalid attribute. The row then has neither key nor tag, and `losses` decides whether the
-    query stops or continues with such rows.
+    Any producer can send an invalid attribute. A row with an invalid attribute has neither key nor tag, and `losses`
+    decides whether the query stops or continues with such rows.
     """
     strict, lenient = decoders
     try:
         return strict.decode(data, offset, begin, end)
     except DecodeFailed as error:
-        rows = lenient.decode(data, offset, begin, end)  # raises if something else is invalid, too
+        rows = lenient.decode(data, offset, begin, end)  # raises for any fault except invalid attributes
         losses.handle_loss(error, "with neither key nor tag")
         return rows

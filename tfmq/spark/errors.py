@@ -29,7 +29,7 @@ from tfmq.spark.ranges import PartitionLog
 
 
 def describe_read_error(error: TfmqError, log: PartitionLog, offset: int | None = None) -> TfmqError:
-    """Return `error`, raised while reading `log` at `offset`, with a sentence for the user."""
+    """Return an error like `error`, which a read of `log` at `offset` raised, with a sentence that names the log."""
     if isinstance(error, OffsetOutOfRange):
         return out_of_range_error(log, error.details.get("offset", -1) if offset is None else offset, error)
     if isinstance(error, LogTruncated):
@@ -45,7 +45,7 @@ def describe_read_error(error: TfmqError, log: PartitionLog, offset: int | None 
 
 
 def out_of_range_error(log: PartitionLog, offset: int, bounds: OffsetOutOfRange) -> OffsetOutOfRange:
-    """Return the error for an `offset` outside of the readable range that `bounds` has."""
+    """Return the error for an `offset` that is not in the readable range, `bounds.first` to `bounds.end`."""
     first, end = bounds.first, bounds.end
     if offset < first:
         what = f"offsets {offset} to {first} were removed by retention, or truncated, before they were read"
@@ -57,7 +57,7 @@ def out_of_range_error(log: PartitionLog, offset: int, bounds: OffsetOutOfRange)
 
 
 def truncated_error(log: PartitionLog, cut: int) -> LogTruncated:
-    """Return the error for a log that was truncated at offset `cut` while it was read."""
+    """Return the error for `log` if a crash removed the records after offset `cut` while Spark read the log."""
     return LogTruncated(
         f"{log.name}: its end was truncated to offset {cut} after a crash, below what was read: discard what was read"
         f" after {cut}, and continue from there.",
@@ -77,7 +77,7 @@ def damaged_error(log: PartitionLog, first: int, next: int, reason: str = "") ->
 
 
 def replaced_topic_error(log: PartitionLog, deleted: bool = False) -> UnknownTopic:
-    """Return the error for a topic that was created again, or with `deleted` only deleted."""
+    """Return the error for a topic that was deleted and created again; with `deleted`, that was only deleted."""
     if deleted:
         return UnknownTopic(f"The topic {log.topic} does not exist any more: it was deleted after this query began.")
     return UnknownTopic(
@@ -87,7 +87,7 @@ def replaced_topic_error(log: PartitionLog, deleted: bool = False) -> UnknownTop
 
 
 def unreachable_error(error: TfmqError, log: PartitionLog, offset: int, seconds: float) -> TfmqError:
-    """Return `error`, a lost connection or a timeout after `seconds` of retries, with the offset reached."""
+    """Return the error for a read that failed with `error` at `offset`, after `seconds` of retries."""
     kind = TimedOut if isinstance(error, TimedOut) else ConnectionFailed
     return kind(
         f"{error.sentence} {log.name} was read up to offset {offset}; given up after {seconds:g} s.", outcome=NOT_DONE
@@ -100,9 +100,9 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def hide_traceback(method: Method) -> Method:
     """Wrap `method` so that Spark shows only the sentence of a TfmqError, without a traceback.
 
-    When a Spark worker process ends with an exception, it sends a traceback to the driver, which shows that as the
-    error's message. The worker omits the traceback if SPARK_HIDE_TRACEBACK is set in its environment, so the wrapper
-    sets this variable when a TfmqError is raised. Other exceptions keep their traceback.
+    When a Spark worker process ends with an exception, it sends the traceback to the driver, and the driver shows the
+    traceback as the error's message. The worker omits the traceback if SPARK_HIDE_TRACEBACK is set in its environment,
+    so the wrapper sets this variable when `method` raises a TfmqError. Other exceptions keep their traceback.
     """
 
     @functools.wraps(method)

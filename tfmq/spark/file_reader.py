@@ -1,7 +1,7 @@
 """Reader of partition logs from the segment files of a data folder on this machine.
 
-The reader works whether the broker of the folder runs or not: it locks and writes nothing, and it reads each log only
-up to its durable offset.
+The reader works whether the broker of the folder runs or not: the reader locks and writes nothing, and reads each log
+only up to its durable offset.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tfmq.spark.errors import damaged_error, describe_read_error, replaced_topic
 from tfmq.spark.ranges import BlockRun, Bounds, OffsetRange, PartitionLog
 
 OPEN_LOGS_MAX: Final = 64
-"""Maximum number of logs that a reader keeps open; each may have some files open."""
+"""Maximum number of logs that a reader keeps open, because each open log may keep several files open."""
 ONE_BLOCK: Final = 1
-"""Read size, smaller than any block, with which a read returns only the block that has the offset."""
+"""Maximum bytes of a read that must return only the block with its offset: a read returns at least one block."""
 
 Found = TypeVar("Found")
 
@@ -103,7 +103,7 @@ class FolderLogReader:
         log, offset, epoch = range.log, range.start, None
         while offset < range.end:
             size = min(max_bytes, range.end - offset)
-            # `epoch` is the log's epoch when the previous blocks were read: the read fails if these were cut off since.
+            # `epoch`: the log's epoch at the previous read. `read` raises if recovery has cut off those blocks since.
             chunk, epoch = self._query(
                 log,
                 lambda seen: (seen.read(offset, size, epoch), seen.checkpoint.epoch),  # noqa: B023
@@ -126,7 +126,7 @@ class FolderLogReader:
         self.close()
 
     def _query(self, log: PartitionLog, question: Callable[[ReadOnlyLog], Found], offset: int | None = None) -> Found:
-        """Open and refresh `log`, and return what `question` returns for it. `offset`: named in errors."""
+        """Open and refresh `log`, and return the result of `question(log)`. `offset`: the offset that errors name."""
         with self._translated_errors(log, offset):
             seen = self._open_log(log)
             seen.refresh()
@@ -188,14 +188,14 @@ def _find_cuts(seen: ReadOnlyLog, range: OffsetRange, size: int) -> list[int]:
         try:
             found.append(seen.seek_offset(offset))
         except Corrupt:
-            continue  # no cut inside of damage; the task that reads this part reports the damage
+            continue  # the range is not split inside damage; the task that reads the damaged part reports the damage
     return found
 
 
 LISTING_ATTEMPTS: Final = 5
-"""Attempts to list a topic that is being created or deleted."""
+"""How often a topic is listed if partitions are missing, because the broker may be creating or deleting the topic."""
 TOPICS_NAMED_MAX: Final = 5
-"""Most topics named in an error."""
+"""Maximum number of topics that an error names."""
 
 
 class FolderTopics:
@@ -205,14 +205,13 @@ class FolderTopics:
         self._disk = disk
         self.path = path
         self.broker_id = ""
-        """The id of the broker, "" if the folder does not have it."""
         self._check_folder()
 
     def names(self) -> list[str]:
         return sorted(self._partition_numbers())
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        """Return the partitions of `topic`, by number. Raises UnknownTopic, UnknownPartition, JournalError, OSError."""
+        """Return the topic's partitions by number. Raises UnknownTopic, UnknownPartition, JournalError, OSError."""
         trouble = ""
         for _ in range(LISTING_ATTEMPTS):
             found = self._partition_logs(topic)
@@ -230,7 +229,7 @@ class FolderTopics:
         return filenames.join(self.path, filenames.partition_folder(topic, partition))
 
     def _partition_logs(self, topic: str) -> list[PartitionLog]:
-        """Return the partitions of `topic` whose folder has a checkpoint, which has the log id."""
+        """Return the partitions of `topic`, without those whose folder has no checkpoint to read the log id from."""
         found = []
         for number in sorted(self._partition_numbers().get(topic, ())):
             log_id = read_log_id(self._disk, self.partition_path(topic, number))
@@ -239,7 +238,7 @@ class FolderTopics:
         return found
 
     def _partition_numbers(self) -> dict[str, list[int]]:
-        """Return topic -> numbers of its partitions whose folders have a checkpoint."""
+        """Return a dict: topic -> numbers of the topic's partitions whose folders have a checkpoint."""
         found: dict[str, list[int]] = {}
         for name in self._disk.list(self.path):
             place = filenames.parse_partition_folder(name)
@@ -271,13 +270,13 @@ class FolderTopics:
 
     def _read_version(self, path: str) -> None:
         if not self._disk.exists(path):
-            return  # the broker starts for the first time, and has no topics yet
+            return  # the broker is starting for the first time and has not written the file yet
         with closing(self._disk.open_read(path)) as file:
             text = file.pread(file.size(), 0)
         try:
             self.broker_id = decode_version(text, path).node
         except Corrupt:
-            return  # The file is damaged, and not necessary: the checkpoint of each log has the format version, too.
+            return  # the damaged file is not needed: the checkpoint of each log has the format version, too
         except NewerFormat as error:
             raise NotSupported(
                 f"The data folder {self.path} has format {error.found}, this tfmq reads up to {error.known}: upgrade it"
@@ -286,7 +285,7 @@ class FolderTopics:
 
 
 def _describe_mismatch(logs: list[PartitionLog]) -> str:
-    """Return why `logs` are not all partitions of one incarnation of a topic; "" if they are."""
+    """Return a text that names the partitions missing in `logs`, or says that `logs` mix incarnations; else ""."""
     numbers = {log.partition for log in logs}
     missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
     if missing:

@@ -6,7 +6,7 @@
         for part in reader.split(OffsetRange(log, bounds.first, bounds.end), 64 << 20):
             for blocks in reader.read_blocks(part): ...
 
-Both implementations return the same bytes for the same range, and never bytes after the durable offset.
+`BrokerLogReader` and `FolderLogReader` return the same bytes for the same range, and none after the durable offset.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ class SourceAddress(NamedTuple):
 
 
 class LogReader(Protocol):
-    """Reader of partition logs. Not thread-safe; raises TfmqErrors that name the partition."""
+    """Reader of partition logs. Not thread-safe. Each TfmqError that a method raises names the partition."""
 
     def broker_id(self) -> str:
-        """Return the permanent id of the broker; "" if the data folder does not have the id."""
+        """Return the permanent id of the broker; "" if the data folder's version file is missing or damaged."""
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        """Return the current partitions of `topic`, by number. Raises UnknownTopic."""
+        """Return the current partitions of `topic`, sorted by number. Raises UnknownTopic."""
 
     def bounds(self, log: PartitionLog) -> Bounds:
         """Return the range of `log` that can be read now: from its first record to its durable offset.
 
-        Raises UnknownTopic if the topic was deleted, even if a topic of that name was created since.
+        Raises UnknownTopic if the topic was deleted, even if a topic of the same name was created afterwards.
         """
 
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
-        """Return the `bounds` of each of `logs`; a broker gets the requests for all of them at once."""
+        """Return the `bounds` of each log in `logs`, in order. The requests for all logs are sent at once."""
 
     def offset_at_time(self, log: PartitionLog, ms: int) -> int:
-        """Return the offset of the first append at or after `ms` (since 1970), or of the log's end."""
+        """Return the offset of the first append at or after `ms` since 1970; the durable end if there is none."""
 
     def offset_of_ordinal(self, log: PartitionLog, ordinal: int) -> int:
-        """Return the offset of the record with this ordinal; if that is not in the log, the log's start or end."""
+        """Return the offset of the record with this ordinal; the log's start or end if no record there has it."""
 
     def next_message_offset(self, log: PartitionLog, offset: int) -> int:
-        """Return the offset of the first message at or after `offset`, or of the log's end. Raises Damaged."""
+        """Return the offset of the first message at or after `offset`, else the durable end. Raises Damaged."""
 
     def ordinal_at_or_after(self, log: PartitionLog, offset: int) -> int:
-        """Return the ordinal of the first record at or after `offset`; -1 if it cannot be read because of damage."""
+        """Return the ordinal of the first record at or after `offset`; -1 if damage makes the ordinal unreadable."""
 
     def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
         """Split `range` at record starts into ranges of about equal size, each of at most about `size` bytes.
@@ -89,7 +89,7 @@ class LogReader(Protocol):
 
 
 def open_log_reader(address: SourceAddress, *, wait_for_broker: bool = False) -> LogReader:
-    """Open a reader for `address`. A folder is checked now; the connection to a broker is made at the first request.
+    """Open a reader for `address`. A folder is checked now; a broker is contacted only at the first request.
 
     `wait_for_broker`: let the first request wait up to the timeout for a broker that is down, because the broker was
     reachable before. Otherwise a broker that cannot be reached is reported sooner, since the address may be wrong.
@@ -99,7 +99,7 @@ def open_log_reader(address: SourceAddress, *, wait_for_broker: bool = False) ->
     if (address.servers is None) == (address.path is None):
         raise BadRequest("Name either servers or path, one of them.", outcome=NOT_DONE)
     if address.path is not None:
-        from tfmq.spark.file_reader import FolderLogReader  # here, so that only one reader's imports are loaded
+        from tfmq.spark.file_reader import FolderLogReader  # imported here: a process needs only one of the readers
 
         return FolderLogReader(address.path)
     from tfmq.spark.wire_reader import BrokerLogReader

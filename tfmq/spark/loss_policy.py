@@ -13,11 +13,11 @@ from tfmq.errors import TfmqError
 log = logging.getLogger("tfmq.spark")
 
 LOGGED_LOSSES_MAX = 1000
-"""Maximum number of losses remembered as logged, so that memory stays bounded in a query that runs for a year."""
+"""Maximum number of logged losses that are remembered; then the set is emptied, so that memory stays bounded."""
 
 
 class LossPolicy:
-    """Policy for lost messages: the query stops, or continues and logs each loss once."""
+    """Policy for lost messages: if `stops_query`, the query fails; else it continues and logs each loss once."""
 
     def __init__(self, stops_query: bool) -> None:
         self.stops_query = stops_query
@@ -26,8 +26,8 @@ class LossPolicy:
     def handle_loss(self, error: TfmqError, continues: str = "") -> None:
         """Raise `error` if the query must stop at losses, else log `error` once.
 
-        The sentence of `error` must say what is lost, not what to do. `continues` completes the sentence "The query
-        continues ..."; by default, "after the lost messages".
+        The sentence of `error` must say what is lost; this method adds whether the query stops or continues.
+        `continues` completes the added sentence "The query continues ..."; by default, "after the lost messages".
         """
         if self.stops_query:
             error.sentence += (

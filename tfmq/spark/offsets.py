@@ -1,11 +1,11 @@
-"""Offsets of a query, which are JSON in checkpoints and options; and the offsets where a query begins and ends.
+"""Offsets of a query, in memory and as JSON in checkpoints and options; parsers of options that name offsets or topics.
 
     {"orders": {"0": 4096, "1": 123, "incarnation": 7, "broker": "9f0c..."}}
 
-The object of each topic has the offset at which each partition is read next; the topic's incarnation, which changes
-when the topic is deleted and created again; and the broker's id, because incarnations are unique within one broker
-only. In the option `startingOffsets`, incarnation and broker are optional. Spark compares offsets by their JSON text,
-so equal offsets must have the same key order.
+The object of a topic has the offset at which each partition is read next. It also has the topic's incarnation, which
+changes when the topic is deleted and created again, and the broker's id, because incarnations are unique within one
+broker only. In the option `startingOffsets`, incarnation and broker are optional. Spark compares offsets by their JSON
+text, so equal offsets must have the same key order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfmq.spark.options import exclusive_option, suggest
 from tfmq.spark.ranges import Bounds, PartitionLog
 
 EARLIEST, LATEST = -2, -1
-"""Special offsets in a JSON object from the user."""
+"""In a JSON object from the user, these offsets stand for a partition's first offset and for its end."""
 
 INCARNATION, BROKER = "incarnation", "broker"
 OFFSET_MAX = (1 << 63) - 1
@@ -40,7 +40,7 @@ class PartitionOffset(NamedTuple):
     broker: str = ""
 
     def is_of_another(self, incarnation: int, broker: str) -> bool:
-        """Return whether this offset's incarnation or broker is known, and is not the given one."""
+        """Return whether this offset belongs to another incarnation or broker. An unknown one equals any other."""
         return self.incarnation not in (0, incarnation) or ("" not in (self.broker, broker) and self.broker != broker)
 
 
@@ -60,9 +60,9 @@ def to_json(offsets: Mapping[Key, PartitionOffset]) -> dict[str, dict[str, int |
 
 
 def from_json(value: Mapping[str, Any], what: str, *, low: int = EARLIEST, noun: str = "place") -> Offsets:
-    """Parse an object of the form of `to_json`; offsets must be at least `low`.
+    """Parse an object of the form that `to_json` returns; offsets must be at least `low`.
 
-    Raises BadRequest, whose sentence calls the object `what`, and a number in the object `noun` ("place" or "time").
+    Raises BadRequest. The sentence of this error calls the object `what`, and a number in it `noun` ("place", "time").
     """
     found: Offsets = {}
     for topic, row in value.items():
@@ -117,8 +117,6 @@ LIKELY_SECONDS_BELOW = 100_000_000_000
 
 
 class PartitionBounds(NamedTuple):
-    """A partition's log and its readable bounds."""
-
     log: PartitionLog
     bounds: Bounds
 
@@ -129,9 +127,9 @@ BoundsByPartition = dict[Key, PartitionBounds]
 class OffsetSpec(NamedTuple):
     """Where a query begins or ends in each partition, as the user set it in the option with the name `option`.
 
-    `by_partition`: the offset in each partition; None: `for_all` applies to all partitions, and is EARLIEST or LATEST ·
+    `by_partition`: the offset in each partition; None: `for_all` (EARLIEST, LATEST or a time) applies to all of them ·
     `by_time`: `by_partition` and `for_all` have times in ms since 1970 instead of offsets · `strict`: a time after the
-    last message is an error; otherwise such a time stands for the end of the log.
+    last message is an error; otherwise such a time means the end of the log.
     """
 
     option: str
@@ -141,7 +139,7 @@ class OffsetSpec(NamedTuple):
     strict: bool = False
 
     def resolve(self, logs: LogReader, survey: BoundsByPartition, losses: LossPolicy) -> Offsets:
-        """Return the offset in each partition of `survey`. Raises BadRequest, UnknownTopic, or what `losses` raises."""
+        """Return the offset in each partition of `survey`. Raises BadRequest, UnknownTopic, and errors of `losses`."""
         if self.by_partition is not None:
             self._check_partitions(survey)
         return {
@@ -152,7 +150,7 @@ class OffsetSpec(NamedTuple):
         }
 
     def is_later_than(self, other: OffsetSpec) -> bool:
-        """Return whether both specs are one time for all partitions, and this time is later: then nothing is read."""
+        """Return whether `self` and `other` each have one time for all partitions, and that of `self` is later."""
         times = self.by_time and other.by_time and self.by_partition is None and other.by_partition is None
         return times and self.for_all > other.for_all
 
@@ -193,7 +191,7 @@ class OffsetSpec(NamedTuple):
         return self._resolve_offset(logs, standing, given.offset, losses)
 
     def _resolve_offset(self, logs: LogReader, standing: PartitionBounds, offset: int, losses: LossPolicy) -> int:
-        """Return the user's `offset`; if the messages there are lost, the log's first offset. Raises BadRequest."""
+        """Return `offset`; if it is before the log's first offset, report the loss and return the first offset."""
         (log, bounds), name = standing, standing.log.name
         if offset > bounds.end:
             raise BadRequest(f"{self.option}: {name} ends at {bounds.end}, before {offset}.")
@@ -235,7 +233,7 @@ def parse_ending(given: Mapping[str, Any]) -> OffsetSpec:
 
 
 def _parse_spec(given: Mapping[str, Any], option: str, strict: bool) -> OffsetSpec | None:
-    """Parse the option with the name `option`, which sets where a query begins or ends; return None for ""."""
+    """Parse the option named `option`, which sets where a query begins or ends. Return None if `option` is ""."""
     if not option:
         return None
     value = given[option]
@@ -263,7 +261,7 @@ class Subscription(NamedTuple):
         return topic in self.topics or any(topic == each[0] for each in self.assigned)
 
     def find_partitions(self, logs: LogReader, *, lenient: bool = False) -> dict[Key, PartitionLog]:
-        """Return the subscribed partitions. Raises UnknownTopic, UnknownPartition for missing ones unless `lenient`."""
+        """Return the subscribed partitions. Missing ones raise UnknownTopic, UnknownPartition, unless `lenient`."""
         found: dict[Key, PartitionLog] = {}
         for topic in self._topics(logs):
             try:
@@ -279,7 +277,7 @@ class Subscription(NamedTuple):
         return {key: found[key] for key in self.assigned if key in found}
 
     def check_existing(self, logs: LogReader, existing: Collection[Key]) -> None:
-        """Check that all named topics and partitions are in `existing`. Raises as `find_partitions`."""
+        """Raise UnknownTopic or UnknownPartition if a topic or partition that the user named is not in `existing`."""
         topics = {topic for topic, _ in existing}
         for topic in [] if self.pattern else self._topics(logs):
             if topic not in topics and topic not in logs.topics():

@@ -1,7 +1,7 @@
 """All options of the Spark source and sink: name, accepted values, default, use and meaning.
 
-docs/spark.md has a row for each option; a test compares the two. Options that Spark's Kafka source has as well have the
-same names and meanings here. Spark passes option names in lower case, so these are not case-sensitive.
+docs/spark.md has a row for each option, and a test compares those rows with this module. An option that Spark's Kafka
+source has too has the same name and meaning here. Spark passes option names in lower case, so case is ignored.
 """
 
 from __future__ import annotations
@@ -51,14 +51,13 @@ NUMBER_MAX = (1 << 63) - 1
 
 
 def parse_text(value: str) -> str:
-    """Return the value of an option that accepts any text but an empty one."""
+    """Return the text without spaces at both ends. Raises ValueError if nothing is left."""
     if not value.strip():
         raise ValueError("a text that is not empty")
     return value.strip()
 
 
 def parse_topics(value: str) -> tuple[str, ...]:
-    """Parse topic names separated by commas."""
     found = tuple(dict.fromkeys(each.strip() for each in value.split(",") if each.strip()))
     if not found or not all(map(is_valid_name, found)):
         raise ValueError('names of topics with commas between them, like "orders,payments", each of A-Z a-z 0-9 . _ -')
@@ -66,14 +65,13 @@ def parse_topics(value: str) -> tuple[str, ...]:
 
 
 def parse_name(value: str) -> str:
-    """Parse the name of a consumer group: check that it is valid."""
     if not is_valid_name(value.strip()):
         raise ValueError("a name, 1 to 249 of A-Z a-z 0-9 . _ -")
     return value.strip()
 
 
 def parse_pattern(value: str) -> str:
-    """Parse a regular expression: check that it compiles."""
+    """Return the regular expression as text, after checking that it compiles."""
     try:
         re.compile(value)
     except re.error as error:
@@ -82,12 +80,11 @@ def parse_pattern(value: str) -> str:
 
 
 def parse_flag(value: str) -> bool:
-    """Parse true or false."""
     return choice_parser("true", "false")(value) == "true"
 
 
 def _parse_integer(what: str, low: int, value: str) -> int:
-    """Parse decimal digits, from `low` to NUMBER_MAX. Raises ValueError that begins with `what`."""
+    """Parse a decimal number from `low` to NUMBER_MAX. `what`: text of the ValueError for other values."""
     if not re.fullmatch("[0-9]+", value.strip()):
         raise ValueError(what)
     digits = value.strip().lstrip("0") or "0"
@@ -133,7 +130,7 @@ def choice_parser(*words: str) -> Callable[[str], str]:
 
 
 def _parse_topic_object(example: str, value: str) -> dict[str, Any]:
-    """Parse a JSON object of topics, whose values are not checked here."""
+    """Parse a JSON object whose keys are topics; the values are not checked. `example`: shown in the ValueError."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
@@ -148,7 +145,7 @@ parse_partition_times = partial(_parse_topic_object, '{"orders": {"0": 170000000
 
 
 def parse_offsets(value: str) -> str | dict[str, Any]:
-    """Parse earliest, latest, or a JSON object of topics."""
+    """Parse "earliest", "latest", or a JSON object with offsets as described in `tfmq.spark.offsets`."""
     word = value.strip().lower()
     if word in ("earliest", "latest"):
         return word
@@ -167,11 +164,11 @@ SPARK_OPTIONS = (
     "asyncprogresstrackingenabled",
     "asyncprogresstrackingcheckpointintervalms",
 )
-"""Spark's own options, which it passes to the data source, too."""
+"""Options of Spark itself. Spark passes them to the data source as well, which must ignore them."""
 
 
 class Option(NamedTuple):
-    """One option of the source (reading), the sink (writing) or both, as `side` says.
+    """One option. `side`: whether the source (reading), the sink (writing) or both have the option.
 
     `accepts`, `meaning` and `default` are texts for docs/spark.md. `parse` converts the option's text, or raises a
     ValueError whose text completes the sentence "NAME must be ...". `query`: whether the option is for batch queries
@@ -376,14 +373,14 @@ OPTIONS: tuple[Option, ...] = (
 
 
 def parse_options(given: Mapping[str, str], side: Side, query: QueryKind) -> dict[str, Any]:
-    """Parse the options in `given`, name -> text; the keys of the result have the documented spelling.
+    """Parse the options in `given` (name -> text). The keys of the result are the option names as in docs/spark.md.
 
-    `side`, `query`: the use for which the options are given; `query` is "both" if the kind of query is not known yet.
-    Raises BadRequest for an unknown option, an option for another use, or an invalid value.
+    `side`, `query`: for what the options were given; `query` is "both" if the kind of query is not known yet. Raises
+    BadRequest for an unknown option, an option for another side or kind of query, or an invalid value.
     """
     known = {each.name.lower(): each for each in OPTIONS}
     found = {}
-    if "provider" in given:  # of a table in a catalog, which Spark later reads without any options
+    if "provider" in given:  # Spark gives this option for a catalog table, and later reads the table without options
         raise BadRequest(
             "Spark keeps no options of a table for a source in Python: write CREATE TEMPORARY VIEW instead of CREATE"
             " TABLE."
@@ -404,7 +401,7 @@ _WRONG_SIDE = {
     "subscribe": "subscribe is an option of the source, not of the sink: the topic to write to is topic.",
     "topic": "topic is an option of the sink, not of the source: the topics to read are subscribe.",
 }
-"""Option -> error text, for options that users easily confuse with an option of the other side."""
+"""Option -> error text if the option is used on the wrong side (source or sink), for options that users confuse."""
 
 _SPARK_METHODS: dict[tuple[Side, QueryKind], str] = {
     ("source", "batch"): "spark.read",
@@ -415,7 +412,7 @@ _SPARK_METHODS: dict[tuple[Side, QueryKind], str] = {
 
 
 def _parse_value(option: Option, value: str, side: Side, query: QueryKind) -> Any:
-    """Parse one option. Raises BadRequest if it is invalid or not for this kind of query."""
+    """Parse the value of one option. Raises BadRequest if it is invalid, or the option is for another side or query."""
     if option.side not in (side, "both"):
         advice = f"{option.name} is an option of the {option.side}, not of the {side}: leave it out here."
         raise BadRequest(_WRONG_SIDE.get(option.name, advice))
@@ -428,9 +425,9 @@ def _parse_value(option: Option, value: str, side: Side, query: QueryKind) -> An
 
 
 def exclusive_option(given: Mapping[str, Any], *exclusive: str, required: bool = False) -> str:
-    """Return which of the options `exclusive` is given; "" if none is.
+    """Return the name of the option in `exclusive` that is given; "" if none of these options is given.
 
-    Raises BadRequest if two of these options are given, or if none is given and one is `required`.
+    Raises BadRequest if two of these options are given, or if none is given and `required` is true.
     """
     there = [name for name in exclusive if name in given]
     if len(there) > 1:
@@ -441,7 +438,7 @@ def exclusive_option(given: Mapping[str, Any], *exclusive: str, required: bool =
 
 
 def suggest(word: str, words: list[str]) -> str:
-    """Return " Did you mean 'X'?" for the word most like `word`, else "". Ignores case."""
+    """Return " Did you mean 'X'?" with X from `words` that is most like `word`; "" if none is similar. Ignores case."""
     lower = {each.lower(): each for each in words}
     found = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.6)
     return f" Did you mean {lower[found[0]]!r}?" if found else ""

@@ -1,8 +1,8 @@
-"""Plans of queries: where they begin, the end of each micro-batch, and what each task reads.
+"""Planner of a query: where the query begins, where each micro-batch ends, and which ranges each task reads.
 
-This module does not use Spark. A planner compares the offsets of the query with the readable bounds of each partition.
-If the query's next offset is before the first readable offset, the messages between are lost, and `LossPolicy` decides
-whether the query continues.
+This module does not use Spark. The planner compares the offsets of the query with the readable bounds of each
+partition. If the query's next offset in a partition is before the first readable offset, the messages between the two
+are lost, and `LossPolicy` decides whether the query continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("tfmq.spark")
 TaskPlan = tuple[OffsetRange, ...]
 
 BOUNDS_ATTEMPTS = 5
-"""Attempts to get the bounds: a topic may be deleted between the request for partitions and that for bounds."""
+"""Attempts to get all bounds: a topic may be deleted after its partitions were listed and before bounds are read."""
 UNKNOWN_ORDINAL = -1
 """Ordinal that cannot be determined because of damage."""
 
@@ -51,7 +51,7 @@ class Planner:
         self._settings, self._logs, self._now = settings, logs, now
         self._losses = LossPolicy(settings.fail_on_data_loss)
         self._ordinals: dict[tuple[int, int], int] = {}
-        """(log id, offset) -> ordinal, for the start and the end of the last micro-batch."""
+        """(log id, offset) -> ordinal, for the start and end of the last micro-batch: saves requests for the next."""
         self._frozen_bounds: dict[Key, PartitionBounds] | None = None
         self.latest_seen: Offsets | None = None
         """The ends of the partitions at the last `plan_end`; None before the first call."""
@@ -59,7 +59,7 @@ class Planner:
         self._next_turn = 0
 
     def plan_batch(self) -> list[TaskPlan]:
-        """Return the tasks of a batch query. Raises BadRequest, UnknownTopic, and what `LossPolicy` raises."""
+        """Return the ranges for each task of a batch query. Raises BadRequest, UnknownTopic, errors of `LossPolicy`."""
         assert self._settings.end is not None
         survey = self._initial_bounds()
         start = self._settings.start.resolve(self._logs, survey, self._losses)
@@ -86,14 +86,14 @@ class Planner:
         return self._settings.start.resolve(self._logs, self._initial_bounds(), self._losses)
 
     def freeze_end(self) -> None:
-        """Set the current end of the topics as the end of the query (`Trigger.AvailableNow`)."""
-        # Missing topics are no error here: `initial_offsets` and `plan_end` report them.
+        """Let the query end at the current ends of the partitions. Spark requests this for `Trigger.AvailableNow`."""
+        # Missing topics are no error here, because `initial_offsets` and `plan_end` report missing topics.
         self._frozen_bounds = self._current_bounds(lenient=True)
 
     def plan_end(self, start: Offsets, limit: BatchLimit) -> Offsets:
         """Return the end of the micro-batch that begins at `start`; `start` itself if there are no new messages.
 
-        Raises UnknownTopic, OffsetOutOfRange or LogTruncated for lost messages, if the query stops at losses.
+        If messages are lost and the query stops at losses, raises UnknownTopic, OffsetOutOfRange or LogTruncated.
         """
         survey = self._current_bounds(lenient=True)
         self.latest_seen = self._to_offsets(survey, {key: each.bounds.end for key, each in survey.items()})
@@ -103,7 +103,7 @@ class Planner:
             for key in sorted((start.keys() & there.keys()) - survey.keys()):
                 self._begin_offset(key, start[key], there[key])  # the topic was created again: report lost messages
         begins = {key: self._begin_offset(key, start.get(key), each) for key, each in survey.items()}
-        # The durable offset in a data folder may lag behind what was already read from its broker.
+        # In a data folder, the durable offset may be lower for a while than what the query has read from the broker.
         ends = {key: max(begins[key], each.bounds.end) for key, each in survey.items()}
         if self._should_wait(survey, begins):
             return start
@@ -117,7 +117,7 @@ class Planner:
         return self._to_offsets(survey, ends)
 
     def plan_micro_batch(self, start: Offsets, end: Offsets) -> list[TaskPlan]:
-        """Return the tasks of a micro-batch, which an earlier run of the query may have planned."""
+        """Return the ranges for each task of the micro-batch from `start` to `end`. Raises errors of `LossPolicy`."""
         survey = self._current_bounds(lenient=True)
         ranges = []
         for key in sorted(end):
@@ -137,12 +137,12 @@ class Planner:
         return found
 
     def _current_bounds(self, *, lenient: bool = False) -> BoundsByPartition:
-        """Return the readable bounds of each subscribed partition; with `lenient`, missing ones are left out."""
+        """Return the readable bounds of each subscribed partition; with `lenient`, missing topics are left out."""
         for attempt in range(BOUNDS_ATTEMPTS):
             found = self._settings.subscription.find_partitions(self._logs, lenient=lenient)
             try:
                 bounds = self._logs.all_bounds(list(found.values()))
-            except UnknownTopic:  # deleted between the two requests
+            except UnknownTopic:  # the topic was deleted between the two requests
                 if attempt + 1 == BOUNDS_ATTEMPTS:
                     raise
                 continue
@@ -150,7 +150,7 @@ class Planner:
         raise AssertionError("the last attempt returns or raises")
 
     def _check_removed(self, start: Offsets, survey: BoundsByPartition) -> None:
-        """Report partitions in `start` that are not in `survey`: deleted, or no longer subscribed."""
+        """Report to `LossPolicy` the partitions in `start` that are not in `survey`: deleted or not subscribed now."""
         for topic in sorted({topic for topic, _ in start.keys() - survey.keys()}):
             if not self._settings.subscription.includes(topic):
                 text = f"The checkpoint has offsets of the topic {topic}, which this query does not read any more."
@@ -161,7 +161,7 @@ class Planner:
             self._settings.subscription.check_existing(self._logs, survey.keys())
 
     def _begin_offset(self, key: Key, start: PartitionOffset | None, standing: PartitionBounds) -> int:
-        """Return the first offset to read, after reporting losses before it. `start` None: nothing was read yet."""
+        """Return the first offset to read; report lost messages before it. `start` None: nothing has been read yet."""
         log, bounds = standing
         if start is not None and start.is_of_another(log.incarnation, self._logs.broker_id()):
             error = _deleted_topic_error(log.topic)
@@ -172,7 +172,7 @@ class Planner:
                 )
             self._losses.handle_loss(error)
             start = None
-        # A partition that the query has not read was created after it began, so it is read from offset 0 on.
+        # A partition without offset in the checkpoint was created after the query began, so all of it is new.
         begin = 0 if start is None else start.offset
         if begin < bounds.first:
             self._losses.handle_loss(
@@ -202,13 +202,13 @@ class Planner:
         return sum(self._waiting_rows(survey, begins).values()) < wanted
 
     def _waiting_rows(self, survey: BoundsByPartition, begins: dict[Key, int]) -> dict[Key, int]:
-        """Return for each partition how many messages are after the offset in `begins`."""
+        """Return for each partition the number of messages from the offset in `begins` to the end."""
         found, known = {}, {}
         for key, each in survey.items():
             ordinal, end = self._ordinal_of(each, begins[key]), each.bounds.end_ordinal
             if ordinal != UNKNOWN_ORDINAL:
                 known[each.log.log_id, begins[key]] = ordinal
-            if UNKNOWN_ORDINAL in (ordinal, end):  # count 1, so that the query reads this part and does not get stuck
+            if UNKNOWN_ORDINAL in (ordinal, end):  # damage: count 1, so that a task reads this part and reports it
                 found[key] = int(begins[key] < each.bounds.end)
             else:
                 found[key] = max(0, end - ordinal)
@@ -254,22 +254,21 @@ class Planner:
         return found
 
     def _end_after_gap(self, log: PartitionLog, begin: int, count: int, last: int) -> int:
-        """Return where a micro-batch ends in a partition that has lost its next messages, as many as its share or more.
+        """Return the end of the micro-batch in a partition for which the known ordinal of `begin` is too low.
 
-        `count`: the partition's share, in messages · `begin`: offset at which the micro-batch begins · `last`: end of
-        the partition. The ordinal (number of a message in its partition) that was known for `begin` is too low then,
-        since it is that of a lost message: even the message `count` later is not after `begin`. So the ordinal at
-        `begin` is requested again.
+        `begin`: start of the micro-batch · `count`: messages that it may have · `last`: end of the partition. The known
+        ordinal is too low because messages from that ordinal on were lost. Even the message with an ordinal higher by
+        `count` is not after `begin`. So this method requests the ordinal at `begin` again.
         """
         ordinal = self._fetch_ordinal(log, begin)
         found = last if ordinal == UNKNOWN_ORDINAL else self._logs.offset_of_ordinal(log, ordinal + count)
         return found if found > begin else self._next_message(log, begin, begin, last)
 
     def _next_message(self, log: PartitionLog, begin: int, offset: int, last: int) -> int:
-        """Return the offset of the first message at or after `offset`, or `last` if that is not in (`begin`, `last`).
+        """Return the offset of the first message at or after `offset`; `last` if it is not between `begin` and `last`.
 
         If `offset` is in a damaged part of the log, the result is the start of the damage if that is above `begin`,
-        else the end of the damage. The task that reads this part reports the damage.
+        else the end of the damage. The task that reads the damaged part reports the damage.
         """
         try:
             found = self._logs.next_message_offset(log, offset)
@@ -293,7 +292,7 @@ class Planner:
         return {key: PartitionOffset(survey[key].log.incarnation, offset, node) for key, offset in ends.items()}
 
     def _split_into_tasks(self, ranges: list[OffsetRange]) -> list[TaskPlan]:
-        """Distribute the ranges among tasks, as minPartitions and maxRecordsPerPartition demand."""
+        """Distribute the ranges among tasks; split ranges as minPartitions and maxRecordsPerPartition require."""
         wanted, rows_max = self._settings.partitions_min, self._settings.rows_per_task
         if rows_max is not None:
             ranges = [piece for each in ranges for piece in self._split_by_rows(each, rows_max)]
@@ -314,7 +313,7 @@ class Planner:
         while begin < each.end:
             ordinal += rows_max
             end = min(each.end, self._logs.offset_of_ordinal(each.log, ordinal))
-            if ordinal < rows_max or end <= begin:  # damage hides the ordinals
+            if ordinal < rows_max or end <= begin:  # damage makes the ordinals unreadable
                 end = each.end
             yield OffsetRange(each.log, begin, end)
             begin = end
@@ -340,15 +339,15 @@ def _deleted_topic_error(topic: str) -> UnknownTopic:
 Name = TypeVar("Name")
 
 SMALL_RANGE_BYTES = 1 << 20
-"""Ranges smaller than this share a task, because starting a task takes longer than reading a small range."""
+"""Small ranges, together up to this size, share a task: starting a task takes longer than reading a small range."""
 
 
 def share_limit(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[Name, int]:
-    """Share `limit` among names (partitions) in proportion to the amounts that wait there.
+    """Share `limit` among partitions in proportion to `waiting`: partition -> amount of its unread messages.
 
-    No name gets more than its amount. The shares add up to `limit`, or to the sum of `waiting` if that is less. Every
-    name with an amount above 0 gets at least 1; if `limit` is too small for that, `limit` of these names get 1 each,
-    beginning with the name at index `turn`, which the caller increases each time.
+    No partition gets more than its amount. The shares add up to `limit`, or to the sum of `waiting` if that is less.
+    Every partition with an amount above 0 gets at least 1. If `limit` is too small for that, `limit` of these
+    partitions get 1 each, beginning with the one at index `turn`, which the caller increases each time.
     """
     names = [name for name, amount in waiting.items() if amount > 0]
     total = sum(waiting[name] for name in names)
@@ -359,7 +358,7 @@ def share_limit(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[
     rest, left = limit - len(names), total - len(names)
     found = {name: 1 + (waiting[name] - 1) * rest // left for name in names}
     over = limit - sum(found.values())
-    # Rounding down leaves a few units: give one each to the names that lost the most by it.
+    # Rounding down leaves `over` units. Each goes to one of the names that lost the most by rounding.
     for name in sorted(names, key=lambda name: -((waiting[name] - 1) * rest % left))[:over]:
         found[name] += 1
     return found

@@ -13,7 +13,7 @@ from tfmq.limits import MIB
 Item = TypeVar("Item")
 
 READ_BYTES: Final = 4 * MIB
-"""Bytes per read: smaller reads cost more round trips and calls, larger ones are not faster."""
+"""Bytes per read: smaller reads need more round trips and calls, and larger reads are not faster."""
 
 
 class PartitionLog(NamedTuple):
@@ -31,7 +31,7 @@ class PartitionLog(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The readable part of a log: its first record and its durable end. An ordinal is -1 if damage hides it."""
+    """Offset and ordinal of a log's first record and of its durable end. -1: damage makes the ordinal unreadable."""
 
     first: int
     end: int
@@ -55,7 +55,7 @@ class BlockRun(NamedTuple):
 
 
 def message_offsets(blocks: BlockRun) -> list[int]:
-    """Return the offsets of the messages in `blocks`, without block trailers and fillers."""
+    """Return the offsets of the messages in `blocks`; block trailers, and fillers for lost records, are left out."""
     no_message = FLAG_TRAILER | FLAG_FILLER
     return [blocks.offset + each.position for each in records_of(blocks.data) if not each.flag & no_message]
 
@@ -66,14 +66,14 @@ def next_message(blocks: BlockRun, offset: int) -> int | None:
 
 
 def split_targets(whole: OffsetRange, size: int) -> list[int]:
-    """Return the offsets near which to split `whole` into equal parts of at most `size` bytes."""
+    """Return the offsets that split `whole` into equal parts of up to `size` bytes. They need not be record starts."""
     length = whole.end - whole.start
     count = -(-length // max(1, size))
     return [whole.start + length * number // count for number in range(1, count)]
 
 
 def group_small(items: Iterable[Item], size_of: Callable[[Item], int], most: int) -> list[list[Item]]:
-    """Group adjacent items with a size of up to `most` bytes together; a larger item is alone."""
+    """Group adjacent items so that each group has a total size of up to `most` bytes, or is a single larger item."""
     groups: list[list[Item]] = []
     room = 0
     for item in items:
@@ -87,7 +87,7 @@ def group_small(items: Iterable[Item], size_of: Callable[[Item], int], most: int
 
 
 def split_range(whole: OffsetRange, cuts: Iterable[int]) -> list[OffsetRange]:
-    """Split `whole` at those offsets in `cuts` that are inside of it; no part is empty."""
+    """Split `whole` at `cuts`, which must be starts of records. Cuts outside of `whole` are ignored."""
     if whole.end <= whole.start:
         return []
     inside = sorted({cut for cut in cuts if whole.start < cut < whole.end})

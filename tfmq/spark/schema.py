@@ -20,7 +20,7 @@ def spark_schema() -> StructType:
 
 
 def check_schema(schema: StructType) -> StructType:
-    """Return `schema`. Raises BadRequest for a column that a topic does not have, or not with this type."""
+    """Return `schema`. Raises BadRequest for a column that a topic does not have, or has with another type."""
     known = {field.name: field for field in spark_schema()}
     names = schema.fieldNames()
     if not names:
@@ -55,7 +55,7 @@ IGNORED_COLUMNS: Final = ("offset", "timestamp", "id")
 
 
 def check_sink_columns(schema: StructType, topic: str) -> None:
-    """Raise BadRequest for the first column of `schema` that cannot be sent, or is missing."""
+    """Raise BadRequest if a column of `schema` cannot be sent, or if `schema` lacks a column that a sink needs."""
     for field in schema.fields:
         found = field.dataType.simpleString()
         if field.name in IGNORED_COLUMNS:

@@ -18,14 +18,15 @@ log = logging.getLogger("tfmq.spark")
 
 TIMEOUT_SECONDS = 30.0
 SUSPICIOUS_TIMEOUT_SECONDS = 3600.0
-"""The user probably meant milliseconds if a timeout is larger than this."""
+"""For a longer timeout a warning is logged, because the user probably meant milliseconds."""
 TRIGGER_DELAY_SECONDS = 15 * 60.0
 
 
 class SourceSettings(NamedTuple):
-    """Settings of a source. Times are in seconds; None means no limit.
+    """Settings of a source; the options in docs/spark.md explain them. Times are in seconds; None means no limit.
 
-    `end`: None for a stream · `group`: the group that shows the query's progress, "" for none.
+    `end`: where a batch ends; None for a stream · `group`: the consumer group to which a stream's progress is written,
+    "" for none.
     """
 
     address: SourceAddress
@@ -44,7 +45,7 @@ class SourceSettings(NamedTuple):
 
 
 def parse_source_settings(given: Mapping[str, str], *, streaming: bool) -> SourceSettings:
-    """Parse the options of a source. Raises BadRequest for the first invalid one."""
+    """Parse the options of a source. Raises BadRequest for the first invalid option."""
     found = parse_options(given, "source", "stream" if streaming else "batch")
     address = _parse_address(found)
     exclusive_option(found, "maxOffsetsPerTrigger", "maxBytesPerTrigger")
@@ -89,7 +90,7 @@ def _parse_address(found: Mapping[str, Any]) -> SourceAddress:
 
 
 def require_one_broker(servers: str) -> None:
-    """Raise BadRequest for several brokers: offsets, incarnations and commit groups are valid within one broker."""
+    """Raise BadRequest if `servers` names several brokers: offsets and commit groups are valid in one broker only."""
     if len(parse_servers(servers)) > 1:
         raise BadRequest(
             f"servers must be one broker, HOST:PORT, not {servers!r}: offsets and exactly once hold within one."
@@ -97,7 +98,7 @@ def require_one_broker(servers: str) -> None:
 
 
 TOPIC_SEPARATOR = ".."
-"""Separates the query or application from the topic in the name of a commit group."""
+"""Text between the name of the query or application and the topic in the name of a commit group."""
 GROUP_NAME_MAX = 249
 APPLICATION_NAME_MAX, TOPIC_HASH_LENGTH = 200, 32
 """Maximum length of txnAppId; length of a topic's shortened SHA-256.
@@ -105,15 +106,15 @@ APPLICATION_NAME_MAX, TOPIC_HASH_LENGTH = 200, 32
 The shortened SHA-256 replaces the topic's name in the name of a commit group that would otherwise be too long.
 """
 GROUP_PREFIX = "spark-"
-"""Prefix of the commit groups of Spark: separates them from others in `tfmq tx groups`."""
+"""Prefix of the names of Spark's commit groups, by which an operator recognizes them in `tfmq tx groups`."""
 
 
 class SinkSettings(NamedTuple):
     """Settings of a sink.
 
     `topic`: "" if each row names its topic · `ttl_ms`: time limit of prepared transactions, None for the broker's
-    default · `group`, `sequence`: commit group and sequence of an idempotent batch write, made from txnAppId and
-    txnVersion; "" and 0 for other writes · `lenient`: as in `tfmq.arrow.encoder.encode`, to copy archives.
+    default · `group`, `sequence`: commit group and sequence of an idempotent batch write, from txnAppId and txnVersion;
+    "" and 0 for other writes · `lenient`: send invalid attributes unchanged, so that every archive can be replayed.
     """
 
     servers: str
@@ -127,7 +128,7 @@ class SinkSettings(NamedTuple):
 
 
 def parse_sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
-    """Parse the options of a sink. Raises BadRequest for the first invalid one."""
+    """Parse the options of a sink. Raises BadRequest for the first invalid option."""
     found = parse_options(given, "sink", "stream" if streaming else "batch")
     if "servers" not in found:
         raise BadRequest('Give the broker to write to: option("servers", "HOST:PORT").')
@@ -151,9 +152,9 @@ def parse_sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSet
 
 
 def commit_group_name(kind: str, name: str, topic: str = "") -> str:
-    """Return the name of the commit group of a query ("stream") or an application ("batch").
+    """Return the name of a commit group. `kind`: who writes, for example "stream" (a query) or "batch" (a txnAppId).
 
-    `name` must not contain ".." nor end with ".": otherwise two different pairs of name and topic could get one group.
+    `name` must neither contain ".." nor end with ".": otherwise two pairs of name and topic could get the same group.
     """
     group = f"{GROUP_PREFIX}{kind}-{name}"
     if not topic:
@@ -166,7 +167,7 @@ def commit_group_name(kind: str, name: str, topic: str = "") -> str:
 
 
 def _parse_idempotence(found: Mapping[str, Any], topic: str) -> tuple[str, int]:
-    """Return the commit group and sequence of an idempotent batch write; ("", 0) for others."""
+    """Return the commit group and sequence of an idempotent batch write; ("", 0) for other writes."""
     given = [name for name in ("txnAppId", "txnVersion") if name in found]
     if not given:
         return "", 0

@@ -1,9 +1,9 @@
 """The sending side of a sink: how tasks send rows as parts of a commit group, and how the driver commits them.
 
 A commit group is a series of commits in the broker with increasing sequences; each write or micro-batch is one
-sequence. A task splits its rows by topic and partition and sends them in transactions of the group, its `TaskPart`,
-which it prepares after the last row. The driver commits the parts of all tasks together, or aborts their run (one
-attempt of the write). Each task and the driver have their own connection to the broker.
+sequence. A task splits its rows by topic and partition and sends them through a `TaskPart`, in transactions of the
+group. After the last row, the task prepares these transactions. The driver then commits the transactions of all tasks
+together, or aborts the run (one attempt of the write). Each task and the driver have their own connection.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ CLOSE_SECONDS = 2.0
 
 
 class CommitGroupClient:
-    """Connection of one task, or of the driver, to the broker. Creating it does no I/O.
+    """Connection of one task, or of the driver, to the broker. The constructor does no I/O.
 
     `seconds`: limit for each request, including reconnects · `name`: name of the client, which the broker shows ·
-    `patience_seconds`: how long to try the first connection; None: as long as `seconds`. The methods raise the
-    `TfmqError` that the broker returned, `ConnectionFailed` or `TimedOut`.
+    `patience_seconds`: how long to try the first connection; None: as long as `seconds`. Each method may raise the
+    `TfmqError` that the broker replied, `ConnectionFailed` or `TimedOut`.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class CommitGroupClient:
         self._streams = ProducerSequencePool(self.link, ProducerIds(self.link))
 
     def connect(self) -> None:
-        """Connect, and wait for the broker's limits."""
+        """Connect to the broker, which then reports its limits (`link.limits`)."""
         self._driver.run(request_with_retries(self.link, Ping(), self.link.now() + self._seconds))
 
     def topic(self, name: str) -> Topic:
-        """Return the metadata of a topic, created if the broker creates topics on first use. Raises `UnknownTopic`."""
+        """Return the metadata of a topic. Raises `UnknownTopic` if there is none and the broker does not create it."""
         found = get_topic(self.link, self._cluster, name, create=True, retry_while_busy=True, seconds=self._seconds)
         return self._driver.run(found)
 
     def open_part(self, member: CommitMember, ttl_ms: int | None = None) -> TaskPart:
-        """Return the part with which a task contributes to the sequence that `member` names."""
+        """Return the object with which a task sends its rows to the sequence that `member` names."""
         core = CommitGroupWriter(
             self.link,
             self._streams,
@@ -89,15 +89,15 @@ class CommitGroupClient:
         return self._driver.run(commit_group.commit_sequence(self.link, request, self._seconds))
 
     def abort(self, group: str, sequence: int, run: str) -> str:
-        """Discard what a run prepared; the broker then rejects what it sends. Returns "aborted" or "committed"."""
+        """Discard a run's transactions and reject later ones. Returns "aborted"; "committed" if committed before."""
         return self._driver.run(commit_group.abort_sequence(self.link, group, sequence, run, self._seconds))
 
     def delete_group(self, group: str) -> bool:
-        """Delete the group; False if the broker does not have it."""
+        """Delete the broker's record of a commit group. Return False if the broker does not have the group."""
         return self._driver.run(commit_group.forget_group(self.link, group, self._seconds))
 
     def close(self) -> None:
-        """Close the connection. The broker discards what is not prepared."""
+        """Close the connection. The broker then discards the transactions that are not prepared."""
         self._driver.close(CLOSE_SECONDS)
 
     def __enter__(self) -> CommitGroupClient:
@@ -113,7 +113,7 @@ class CommitGroupClient:
 
 
 class TaskPart:
-    """The rows that one task sends to a sequence of a commit group. An exception in its `with` block discards them."""
+    """Sends one task's rows to a sequence of a commit group. An exception in its `with` block discards the rows."""
 
     def __init__(self, core: CommitGroupWriter, driver: BlockingDriver) -> None:
         self._core = core
@@ -124,7 +124,7 @@ class TaskPart:
         return self._core.already_committed
 
     def send(self, batch: MemberBatch) -> bool:
-        """Send `batch`; waits while the in-flight limit is reached. Returns False if the sequence is committed."""
+        """Send `batch`; wait while too many bytes are in flight. Return False if the sequence is already committed."""
         taken = self._driver.run(self._core.send(batch))
         with self._driver.lock:
             self._driver.poll_nonblocking()
@@ -137,7 +137,7 @@ class TaskPart:
                 return
 
     def prepare(self) -> list[TransactionName]:
-        """Prepare everything sent, and return the names of the transactions."""
+        """Prepare the transactions that are not prepared yet, and return the names of all transactions."""
         return self._driver.run(self._core.prepare())
 
     def __enter__(self) -> TaskPart:
@@ -152,20 +152,20 @@ BATCH_BYTES: Final = 1 << 20
 """Target size of a PRODUCE request: large compared with its fixed cost, but small enough to have several in flight."""
 BATCH_RECORDS: Final = 1 << 16
 SPLIT_BUFFER_BYTES: Final = 8 << 20
-"""Rows are buffered up to this size before they are split by partition, so that the batches are not tiny."""
+"""Rows are buffered up to this size before they are split by partition, so that no partition gets tiny batches."""
 RECORD_OVERHEAD_BYTES: Final = 64
-"""Minimum size of a record without value, key, tag and attributes: header and framing."""
+"""Minimum size of a record beyond its value, key, tag and attributes, for its header and framing."""
 
 
 class RowBatcher:
-    """Splits the rows of a task by topic and partition, and cuts them into record batches.
+    """Splits the rows of a task by topic and partition, and cuts the rows of each partition into record batches.
 
     Rows of one partition keep their order. A row is sent to the partition that its column `partition` names, else to
-    the partition of its key. If no row of a task has a key, whole batches are sent to one partition after the other.
+    the partition of its key. If no buffered row has a key, whole batches are sent to one partition after the other.
 
-    `find`: returns the metadata of a topic · `topic`: the topic of all rows; "": the column `topic` has it · `first`:
-    number, modulo the number of partitions, of the partition for the first row or batch without a key; differs between
-    tasks, so that not all begin with the same partition · `message_bytes`, `lenient`: as in `encode`.
+    `find`: returns the metadata of a topic · `topic`: the topic of all rows; "": the column `topic` names it · `first`:
+    the number, modulo the number of partitions, of the partition for the first row or batch without a key. It differs
+    between tasks, so that not all begin with the same partition · `message_bytes`, `lenient`: passed to `encode`.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class RowBatcher:
         self._bytes = 0
 
     def add_rows(self, rows: pa.RecordBatch) -> Iterator[MemberBatch]:
-        """Buffer `rows`, and yield the batches to send now. Raises BadRequest, UnknownTopic, UnknownPartition."""
+        """Buffer `rows`; yield batches if the buffer is full. Raises BadRequest, UnknownTopic, UnknownPartition."""
         if not len(rows):
             return
         self._rows.append(rows)
@@ -190,7 +190,7 @@ class RowBatcher:
             yield from self.flush()
 
     def flush(self) -> Iterator[MemberBatch]:
-        """Yield the batches of all buffered rows."""
+        """Yield all buffered rows as batches. Raises BadRequest, UnknownTopic, UnknownPartition."""
         gathered, self._rows, self._bytes = self._rows, [], 0
         if gathered:
             rows = gathered[0] if len(gathered) == 1 else pa.concat_batches(gathered)
@@ -215,7 +215,7 @@ class RowBatcher:
             yield name, part
 
     def _split_by_partition(self, topic: Topic, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield (partition, its rows); partition -1: each batch may be sent to any partition."""
+        """Yield (partition, rows) for each partition. -1 as partition: each batch may be sent to any partition."""
         named = _column_or_none(rows, "partition")
         keyed = _column_or_none(rows, "key") is not None
         sent = _with_standard_types(rows.select([name for name in COLUMNS if name in rows.schema.names]))
@@ -229,7 +229,7 @@ class RowBatcher:
         yield from _group_rows(sent, chosen)
 
     def _named_partitions(self, topic: Topic, column: pa.Array, rows: pa.RecordBatch) -> pa.Array:
-        """Return the partition of each row: from `column`, or computed where that is null."""
+        """Return the partition of each row: the number in `column`, or if it is null, one computed from the key."""
         count = len(topic.partitions)
         edges = pc.min_max(column).as_py()
         wrong = edges["min"] if edges["min"] < 0 else edges["max"]
@@ -242,14 +242,14 @@ class RowBatcher:
         return named if not named.null_count else pc.coalesce(named, self._computed_partitions(topic, rows))
 
     def _computed_partitions(self, topic: Topic, rows: pa.RecordBatch) -> pa.Array:
-        """Return the partition of each row by its key; rows without a key are distributed in turn."""
+        """Return the partition of each row, computed from its key. Rows without a key get the partitions in turn."""
         turn = self._next_turns.get(topic.name, self._first_turn)
         self._next_turns[topic.name] = turn + len(rows)
         return partition_of(rows, len(topic.partitions), turn % len(topic.partitions))
 
     def _next_partition(self, topic: Topic) -> int:
         numbers = [each.number for each in topic.partitions if each.writable]
-        # If no partition is writable, use all: the broker holds the request until its partition is writable again.
+        # If no partition is writable, use all: the broker parks the request until its partition is writable again.
         numbers = numbers or [each.number for each in topic.partitions]
         turn = self._next_turns.get(topic.name, self._first_turn)
         self._next_turns[topic.name] = turn + 1
@@ -257,7 +257,7 @@ class RowBatcher:
 
 
 def _with_standard_types(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Cast large_string and large_binary columns, which Spark can be set to use, to string and binary."""
+    """Cast columns of type large_string and large_binary, which a Spark setting produces, to string and binary."""
     wide = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     if not any(each in wide for each in rows.schema.types):
         return rows
@@ -274,7 +274,7 @@ def _column_or_none(rows: pa.RecordBatch, name: str) -> pa.Array | None:
 
 
 def _group_rows(rows: pa.RecordBatch, column: pa.Array) -> Iterable[tuple[Any, pa.RecordBatch]]:
-    """Return (value, rows that have it, in their order) for each value of `column`."""
+    """Return (value, rows with this value) for each value of `column`. The rows keep their order."""
     values = pc.unique(column)
     if len(values) == 1:
         return [(values[0].as_py(), rows)]
@@ -289,7 +289,7 @@ def _group_rows(rows: pa.RecordBatch, column: pa.Array) -> Iterable[tuple[Any, p
 
 
 def _cut_batches(rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield batches of at most BATCH_BYTES, or of one larger row, each with the minimum size of its records."""
+    """Yield (batch, minimum bytes of its records): batches of up to BATCH_BYTES, or with a single larger row."""
     sizes = np.full(len(rows), RECORD_OVERHEAD_BYTES, dtype=np.int64)
     for column in rows.columns:
         if not pa.types.is_null(column.type):
@@ -305,7 +305,7 @@ def _cut_batches(rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
 
 @dataclass(frozen=True)
 class TaskCommitMessage(WriterCommitMessage):
-    """A task's message to the driver: its prepared transactions, with their number of rows."""
+    """Message of a task to the driver: the task's prepared transactions, and the number of rows that it received."""
 
     member: CommitMember
     transactions: tuple[TransactionName, ...]
@@ -313,10 +313,10 @@ class TaskCommitMessage(WriterCommitMessage):
 
 
 def write_rows(settings: SinkSettings, member: CommitMember, rows: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-    """Send all rows as part of the sequence that `member` names, and prepare them.
+    """Send the rows of a task to the sequence that `member` names, and prepare their transactions.
 
     If the sequence is already committed, the rows are only counted. If rows cannot be sent, a TfmqError with the reason
-    is raised, and none of the rows becomes visible.
+    is raised, and none of the task's rows becomes visible.
     """
     count = 0
     with (
@@ -343,14 +343,14 @@ def write_rows(settings: SinkSettings, member: CommitMember, rows: Iterator[pa.R
 
 
 def _client_name(member: CommitMember) -> str:
-    """Return this task's client name, which `tfmq tx list` shows as owner of its transactions."""
+    """Return the client name of this task, which `tfmq tx list` shows as the owner of the task's transactions."""
     context = TaskContext.get()
     name = f"tfmq-spark batch {member.sequence}"
     return name if context is None else f"{name} task {context.partitionId()} attempt {context.taskAttemptId()}"
 
 
 def collect_commit(messages: Sequence[WriterCommitMessage | None], *, other_total: bool = False) -> CommitGroup | None:
-    """Return the request to commit what the tasks prepared, from their messages; None if no task sent a message."""
+    """Return the request to commit all transactions in the tasks' messages; None if no task sent a message."""
     found = [each for each in messages if isinstance(each, TaskCommitMessage)]
     if not found:
         return None
@@ -359,11 +359,11 @@ def collect_commit(messages: Sequence[WriterCommitMessage | None], *, other_tota
 
 
 def abort_run(settings: SinkSettings, member: CommitMember) -> TfmqError | None:
-    """Abort the run (attempt of a write) that `member` names. If that fails, return the error instead of raising it.
+    """Abort the run (attempt of a write) that `member` names. Return the error if the abort fails, else None.
 
-    The abort also discards the transactions of tasks that sent no message to the driver. Spark reports the error that
-    caused the abort, so an unreachable broker is waited for only a short time. The caller must not delete the group
-    after an abort: the group is what makes the broker reject tasks that Spark has not stopped yet.
+    The abort also discards the transactions of tasks that sent no message to the driver. An unreachable broker is
+    waited for only a short time, so that Spark soon reports the error that caused the abort. The caller must not delete
+    the group after an abort, because the group makes the broker reject tasks that Spark has not stopped yet.
     """
     try:
         with CommitGroupClient(settings.servers, settings.timeout, patience_seconds=FIRST_CONNECT_TIMEOUT) as client:

@@ -1,7 +1,7 @@
-"""Sinks of batch writes and streaming queries: the rows of a write become visible all at once.
+"""Sinks of batch writes and streaming queries: all rows of a write become visible at the same time.
 
 Each write or micro-batch is one sequence of a commit group in the broker (a series of numbered commits). Tasks send and
-prepare transactions of this sequence; after all tasks have prepared, the driver commits the sequence.
+prepare transactions of this sequence. When all tasks have prepared their transactions, the driver commits the sequence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BATCH_SKIPPED: Final = (
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:
-    """Create the sink of a batch write, once the broker is reached. Raises BadRequest, ConnectionFailed."""
+    """Check options, columns and that the broker is reachable; create the sink. Raises BadRequest, ConnectionFailed."""
     settings = parse_sink_settings(options, streaming=False)
     if overwrite:
         raise BadRequest('A topic only grows: use mode("append"), not "overwrite".')
@@ -49,12 +49,12 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Sink of a batch write. Created on the driver, pickled into the tasks; the driver commits.
+    """Sink of a batch write. Spark creates it on the driver and pickles it into the tasks; the driver commits.
 
     With the options txnAppId and txnVersion the write is idempotent: all writes of the application share a commit
     group, and the version is the sequence. Without these options every write has its own commit group, and a job that
-    runs again writes its rows again. Such a group is deleted when it is committed, and a day after it was aborted;
-    until then the broker uses the group to reject tasks that are still sending.
+    runs again writes its rows again. `commit` deletes such a group. After an abort, the broker keeps the group for a
+    day, to reject tasks that are still sending.
     """
 
     def __init__(self, settings: SinkSettings) -> None:
@@ -67,7 +67,7 @@ class BatchSink(DataSourceArrowWriter):
 
     @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of one task. They become visible with `commit`. Runs in a task."""
+        """Send the rows of one task and prepare them. `commit` makes the rows visible. Runs in the task."""
         try:
             return write_rows(self.settings, self.member, iterator)
         except GroupStale as error:
@@ -75,7 +75,7 @@ class BatchSink(DataSourceArrowWriter):
 
     @hide_traceback
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the rows of all tasks, on the driver. A version that is committed already is skipped."""
+        """Commit the rows of all tasks. If the version is already committed, nothing changes. Runs on the driver."""
         request = collect_commit(messages, other_total=self.settings.allow_other_total)
         if request is None or not (self.idempotent or request.transactions):
             return
@@ -95,7 +95,7 @@ class BatchSink(DataSourceArrowWriter):
 
     @hide_traceback
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort the write, on the driver, also after `commit` raised; if the broker did commit, the rows stay."""
+        """Discard the rows of all tasks, unless they are committed. Runs on the driver, also after `commit` raised."""
         error = abort_run(self.settings, self.member)
         if error is not None and collect_commit(messages) is not None:
             log.warning("The write could not be aborted; what it has prepared expires: %s", error)
@@ -151,18 +151,18 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     Each query has a commit group, and the sequence is the number of the micro-batch. So the broker recognizes a
     micro-batch that is already committed when a later attempt sends it again. Each attempt is a run with its own id, so
-    that the broker can reject the tasks of an aborted attempt. Spark creates an instance on the driver for each
-    micro-batch and pickles it into the tasks; another instance commits.
+    that the broker can reject the tasks of an aborted attempt. For each micro-batch, Spark creates one sink, which it
+    pickles into the tasks, and another sink, which commits.
     """
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
         self.run_id = uuid.uuid4().hex
-        """Id of this attempt. `commit` and `abort` run in another instance and use the id in the tasks' messages."""
+        """Id of this attempt. `commit` and `abort` run in another sink and use the id in the tasks' messages."""
 
     @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of one task. They become visible with `commit`. Runs in a task."""
+        """Send the rows of one task and prepare them. `commit` makes the rows visible. Runs in the task."""
         query, batch = _current_micro_batch()
         member = CommitMember(commit_group_name("stream", query, self.settings.topic), batch, self.run_id)
         with _add_advice(member.group):
@@ -170,7 +170,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     @hide_traceback
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Commit the rows of all tasks, in a separate process on the driver. A committed micro-batch is skipped."""
+        """Commit the rows of all tasks. Runs in a separate process on the driver. Skips a committed micro-batch."""
         request = collect_commit(messages, other_total=self.settings.allow_other_total)
         if request is None:
             return
@@ -183,10 +183,10 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     @hide_traceback
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Abort the attempt, also after `commit` raised. Runs on the driver.
+        """Discard the rows of this attempt, unless the broker has committed them. Runs on the driver.
 
-        If the broker did commit, the rows stay. If no task sent a message, the id of the run is unknown here: then what
-        the run prepared is discarded by the commit of the next attempt, or expires.
+        Spark also calls this method after `commit` has raised. If no task sent a message, the id of the run is unknown
+        here. Then the commit of the next attempt discards the prepared transactions, or they expire.
         """
         request = collect_commit(messages)
         if request is None:
@@ -197,7 +197,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 def _current_micro_batch() -> tuple[str, int]:
-    """Return the (query id, micro-batch) of this task. Raises BadRequest outside of a streaming query."""
+    """Return (query id, number of the micro-batch) of this task. Raises BadRequest outside of a streaming query."""
     context = TaskContext.get()
     query = context.getLocalProperty(QUERY_ID) if context is not None else None
     batch = context.getLocalProperty(BATCH_ID) if context is not None else None
@@ -211,7 +211,7 @@ def _current_micro_batch() -> tuple[str, int]:
 
 @contextmanager
 def _add_advice(group: str) -> Iterator[None]:
-    """Add advice to GroupIncomplete (batch took too long) and GroupStale (old checkpoint)."""
+    """Add advice to GroupIncomplete (a batch took too long) and GroupStale (an old checkpoint) of the `with` block."""
     try:
         yield
     except GroupIncomplete as error:

@@ -16,7 +16,7 @@ from tfmq.spark.stream_reader import FailedReader, StreamReader
 
 
 class TfmqSource(DataSource):
-    """Spark data source. Each method raises BadRequest for invalid options."""
+    """Spark data source. Each method except `streamReader` raises BadRequest for invalid options."""
 
     @classmethod
     def name(cls) -> str:
@@ -36,7 +36,7 @@ class TfmqSource(DataSource):
         return BatchReader(parse_source_settings(dict(self.options), streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:
-        """Return a reader. Never raises: for invalid options, the reader raises the error itself."""
+        """Return a reader. Never raises: if options are invalid, the returned reader raises the error when called."""
         try:
             return StreamReader(parse_source_settings(dict(self.options), streaming=True), schema)
         except TfmqError as error:

@@ -1,7 +1,7 @@
 """Reader for `spark.readStream`: plans micro-batches from the offsets of the checkpoint.
 
-As long as the query runs, Spark keeps one `StreamReader` in a driver process and requests each micro-batch from it.
-Tasks read with pickled copies of it. Offsets have the form of `tfmq.spark.offsets`.
+As long as the query runs, Spark keeps one `StreamReader` in a driver process, which plans each micro-batch. Tasks read
+with pickled copies of this `StreamReader`. Offsets are JSON objects as in `tfmq.spark.offsets`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of a streaming query. Connects at the first request; pickled copies have no connection."""
+    """Reader of a streaming query. Connects to the broker at the first call; pickled copies are not connected."""
 
     def __init__(self, settings: SourceSettings, schema: StructType) -> None:
         self._settings = settings
@@ -53,12 +53,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query without a checkpoint begins."""
+        """Return the offsets at which a query without a checkpoint begins."""
         return to_json(self._open_session().planner.initial_offsets())
 
     @hide_traceback
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of a micro-batch that the options set."""
+        """Return the limit of a micro-batch as set by the options maxOffsetsPerTrigger and maxBytesPerTrigger."""
         if self._settings.rows_max is not None:
             return ReadMaxRows(self._settings.rows_max)
         if self._settings.bytes_max is not None:
@@ -67,7 +67,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch; the messages before its `start` are processed."""
+        """Return the end of the next micro-batch, from `start` on. All messages before `start` are processed."""
         session, begin = self._open_session(query_begun=True), _parse_checkpoint(start)
         with session.idle_backoff.measured_request():
             end = session.planner.plan_end(begin, _to_batch_limit(limit))
@@ -79,7 +79,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the ends of the partitions as of the last planned micro-batch, for Spark's metrics."""
+        """Return the partitions' ends at the last `latestOffset` call, for Spark's metrics; None before the first."""
         seen = self._open_session().planner.latest_seen
         return None if seen is None else to_json(seen)
 
@@ -101,24 +101,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Report the progress: all messages before `end` are processed."""
+        """Write the query's progress to its group: all messages before `end` are processed."""
         self._open_session().report_progress(_parse_checkpoint(end))
 
     def stop(self) -> None:
-        """Close the connection. Spark does not always call this method; then the end of the process closes it."""
+        """Close the connection. If Spark does not call this method, the connection ends with the driver process."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def _open_session(self, query_begun: bool = False) -> DriverSession:
-        """Return the driver's session. `query_begun`: the broker was reachable before; if it is down, wait for it."""
+        """Return the open session, or open one. `query_begun`: wait if the broker is down, because it was up before."""
         if self._session is None:
             self._session = DriverSession(self._settings, query_begun)
         return self._session
 
 
 class DriverSession:
-    """What the driver's reader keeps open as long as the query runs."""
+    """The log reader, planner and group progress of one query, open in the driver as long as the query runs."""
 
     def __init__(self, settings: SourceSettings, query_begun: bool) -> None:
         self._logs: LogReader = open_log_reader(settings.address, wait_for_broker=query_begun)
@@ -148,7 +148,7 @@ def _to_batch_limit(limit: ReadLimit) -> BatchLimit:
 
 
 class FailedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises the error of invalid options at the first call: Spark 4.3 replaces an error of `streamReader()`."""
+    """Reader that raises `error`, about invalid options, at every call: Spark 4.3 hides errors of `streamReader()`."""
 
     def __init__(self, error: TfmqError) -> None:
         self._error = type(error), str(error)
@@ -174,15 +174,16 @@ class FailedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 log = logging.getLogger("tfmq.spark")
 
 RETRY_SECONDS: Final = 5.0
-"""Pause after a failed attempt to save the progress: an idle query requests a save 100 times a second."""
+"""Pause after a failed attempt to save the progress; without it, an idle query would try 100 times a second."""
 
 
 class GroupProgress:
     """Writes a query's progress to a group of the broker, so that `tfmq group` shows the query's lag.
 
-    The group is for display only: the checkpoint decides where a query continues. So an error is raised only at the
-    first save; later errors are logged, and the query continues. The first save fails if the group has live members,
-    since these have their own progress. The object has its own connection, and waits for a broker that is down.
+    The group is for display only: the checkpoint decides where a query continues. So an error is raised only until the
+    first successful save; later errors are logged, and the query continues. The first save fails if the group has live
+    members, because the members write their own progress to the group. Each `GroupProgress` has its own connection,
+    and waits for a broker that is down.
     """
 
     def __init__(self, address: SourceAddress, group: str) -> None:
@@ -193,7 +194,7 @@ class GroupProgress:
         self._retry_at = 0.0
 
     def save(self, processed: Offsets) -> None:
-        """Save that all messages before the offsets `processed` are processed. Raises only before the first success."""
+        """Save that the messages before the offsets `processed` are processed. Raises only before the first success."""
         if processed == self._saved or self._link.now() < self._retry_at:
             return
         try:
@@ -237,16 +238,16 @@ class GroupProgress:
 
 
 IDLE_FACTOR: Final = 3.0
-"""Idle pause, as a multiple of the last request's time: an idle query is busy for a quarter of the time."""
+"""Pause of an idle query, as a multiple of the last request's duration: it is busy for a quarter of the time."""
 IDLE_SECONDS_MAX: Final = 0.2
 
 
 class IdleBackoff:
     """Pauses between the requests of a query that finds no new messages.
 
-    Spark requests the end again 10 ms after a reply without new messages, which is expensive for a thousand partitions.
-    The pause is before a request to the broker, not after, so the reply is always current. `now` returns seconds;
-    `sleep` takes seconds.
+    Spark calls `latestOffset` again 10 ms after a result without new messages, which is expensive for a thousand
+    partitions. The pause is before the request to the broker, not after the reply, so the result is always current.
+    `now` returns seconds; `sleep` takes seconds.
     """
 
     def __init__(
@@ -257,7 +258,7 @@ class IdleBackoff:
 
     @contextmanager
     def measured_request(self) -> Iterator[None]:
-        """Context of one request: pauses first if the last request found no messages, and measures the request."""
+        """Pause if the last request found no new messages; then measure how long the `with` block takes."""
         if self._pause > 0:
             self._sleep(self._pause)
         begun = self._now()

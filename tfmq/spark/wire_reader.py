@@ -1,8 +1,8 @@
 """Reader of partition logs over a broker connection.
 
-Requests for many partitions are sent at once. While the caller processes the blocks of one fetch, the next fetch is
-already sent; so at most two responses are in memory. The connection reconnects by itself and repeats its requests. A
-broker that shuts down replies Busy before it closes the connection; requests are repeated after that reply, too.
+Requests for many partitions are sent at once. While the caller processes the blocks of one fetch response, the next
+fetch is already sent, so at most two responses are in memory. A lost connection is opened again, and its requests are
+repeated. A request is also repeated after the reply Busy, which a broker sends when it shuts down.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from tfmq.spark.errors import describe_read_error, out_of_range_error, unreachab
 from tfmq.spark.ranges import BlockRun, Bounds, OffsetRange, PartitionLog
 
 REQUESTS_MAX: Final = 1000
-"""In-flight limit of requests, well below the broker's limit per connection."""
+"""Maximum number of in-flight requests. The broker's limit for a connection is much higher."""
 BUSY_SECONDS: Final = 0.05
 BUSY_SECONDS_MAX: Final = 2.0
 """First and longest pause after the broker replied Busy; the pause is doubled each time."""
 FSYNC_WAIT_MS: Final = 100
 FSYNC_WAIT_SECONDS: Final = 1.0
-"""How long `all_bounds` waits for the broker's fsync: many times the usual duration of an fsync."""
+"""How long the broker parks a fetch of `_wait_for_fsync`; how long the client waits. An fsync is much faster."""
 ONE_BLOCK: Final = 1
-"""Fetch size, smaller than any block, with which a fetch returns only the block that has the offset."""
+"""Maximum bytes of a fetch that must return only the block with its offset: a fetch returns at least one block."""
 
 PartitionRequest = tuple[PartitionLog, Any]
-"""A request, and the partition for which it is made."""
 
 
 class BrokerLogReader:
-    """`LogReader` of the broker at `servers`. Creating it does no I/O. `wait_for_broker`: as in `open_log_reader`."""
+    """`LogReader` of the broker at `servers`. The constructor does no I/O. `wait_for_broker`: see `open_log_reader`."""
 
     def __init__(
         self, servers: str | None = None, timeout: float = REQUEST_TIMEOUT_SECONDS, *, wait_for_broker: bool = False
@@ -115,7 +114,7 @@ class BrokerLogReader:
         questions = [
             (log, _locate_request(log, wire.BY_OFFSET, offset)) for offset in ranges.split_targets(range, size)
         ]
-        # An offset inside a damaged part is no split point; the task that reads this part reports the damage.
+        # The range is not split inside damage; the task that reads the damaged part reports the damage.
         found = self._send_all(questions, accepted_errors=Damaged)
         return ranges.split_range(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])
 
@@ -165,7 +164,7 @@ class BrokerLogReader:
     def _send_all(
         self, requests: Sequence[PartitionRequest], accepted_errors: type[TfmqError] | tuple[()] = ()
     ) -> list[Any]:
-        """Send requests, and return the replies in order; an accepted error is in the list in place of its reply."""
+        """Send requests and return their replies, in order. An accepted error is in the list in place of its reply."""
         found: list[Any] = []
         for first in range(0, len(requests), REQUESTS_MAX):
             part = requests[first : first + REQUESTS_MAX]
@@ -175,7 +174,7 @@ class BrokerLogReader:
 
 
 class RangeFetch:
-    """Fetches the blocks of one range, with the next request always in flight."""
+    """Fetches the blocks of one range. While the caller uses one response, the request for the next is in flight."""
 
     def __init__(self, driver: BlockingDriver, range: OffsetRange, max_bytes: int, timeout: float) -> None:
         self._driver, self._link = driver, driver.link
@@ -186,7 +185,7 @@ class RangeFetch:
         self._call: PendingRequest | None = None
 
     def next_blocks(self) -> Operation[BlockRun | None]:
-        """Return the next blocks of the range; None after the last ones. Raises as `LogReader.read_blocks`."""
+        """Return the next blocks of the range; None at its end. Raises the errors of `LogReader.read_blocks`."""
         deadline = self._link.now() + self._timeout
         backoff = Backoff(BUSY_SECONDS, BUSY_SECONDS_MAX)
         while self._offset < self._end:
@@ -238,7 +237,10 @@ def send_requests(
     seconds: float,
     accepted_errors: type[TfmqError] | tuple[()] = (),
 ) -> Operation[list[PendingRequest]]:
-    """Send `requests` at once; repeat those with the reply Busy. Raises the first error that is not accepted."""
+    """Send `requests` at once, repeat each request with the reply Busy, and return the ended requests in order.
+
+    A request that ended with an error of `accepted_errors` is returned with its `error`. Other errors are raised.
+    """
     deadline = link.now() + seconds
     calls: dict[int, PendingRequest] = {}
     due = dict(enumerate(requests))

@@ -182,7 +182,7 @@ class SimulatedBroker:
 
     @property
     def disk(self) -> SimulatedDisk:
-        """The disk: `disk.faults.fail(...)`, `disk.space_bytes = ...`. A power failure replaces it."""
+        """The broker's disk: `disk.faults.fail(...)`, `disk.space_bytes = ...`. `crash` replaces the disk object."""
         return self._server.disk
 
     def fail_next(self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False) -> None:
@@ -195,7 +195,7 @@ class SimulatedBroker:
         self._faults.fail_next(what, error, times=times, done=done)
 
     def disconnect(self) -> None:
-        """Break every connection; clients reconnect when they have requests."""
+        """Break every connection. A client connects again when it has requests."""
         self._server.disconnect()
         self._simulation.settle()
 
@@ -220,7 +220,7 @@ class SimulatedBroker:
         self.start()
 
     def stop(self) -> None:
-        """Stop cleanly: accepted requests are completed, then connections are refused."""
+        """Stop the broker cleanly: it completes accepted requests. Until `start`, it refuses connections."""
         self._simulation.settle()
         self._server.stop()
         self._simulation.settle()
@@ -256,7 +256,7 @@ class SimulatedBroker:
     # Methods that fault runs and the constructors of clients call
 
     def attach_fault_run(self, fault_run: FaultRun) -> None:
-        """Let a fault run observe requests and client calls, and inject its fault."""
+        """Let `fault_run` observe the requests and client calls of this broker, and inject its fault."""
         self._faults.observer = fault_run.serve
         self._simulation.on_client_call = fault_run.client_called
         fault_run.attach(self._simulation, self.crash)
@@ -278,18 +278,17 @@ class SimulatedBroker:
 
 
 EMPTY_POLLS: Final = 2
-"""After this many empty polls no messages are left: the first poll of a consumer only requests messages."""
-STEP_SECONDS: Final = 0.05  # between two polls of a consumer that cannot read yet
+"""After this many empty polls in a row, no messages are left. One is not enough: a first poll may only send a fetch."""
+STEP_SECONDS: Final = 0.05  # simulated time between two polls of a consumer that cannot read yet
 POLL_MESSAGES: Final = 500
 
-READ_BYTES: Final = 8 << 20  # of one read of a log
+READ_BYTES: Final = 8 << 20  # maximum size of one read from a log
 
 
 def sent_messages(engine: RequestHandler, topic: str, partition: int | None = None) -> list[ReceivedMessage]:
     """Read the messages of a topic, or only those of `partition`, from the broker's logs, in append order.
 
-    From a stopped partition, only durable messages are read. Raises `StorageStopped` if a partition could not be
-    opened.
+    From a stopped partition, only durable messages are read. Raises `StorageStopped` if a partition did not open.
     """
     try:
         found = engine.broker.topics.topic(topic)

@@ -1,4 +1,4 @@
-"""The clock of a simulated broker and its clients. It advances when the test says so, and while a client waits.
+"""The clock of a simulated broker and its clients. The time advances if the test advances it, or if a client waits.
 
 The clock counts whole microseconds, so that many small steps end at the same time as one long step.
 """
@@ -12,10 +12,10 @@ from numbers import Real
 from typing import Final
 
 START: Final = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
-"""A Monday morning, the same in every run."""
+"""Date and time at which a clock begins by default: a Monday morning, the same in every test run."""
 MICROSECONDS: Final = 1_000_000
 MONOTONIC_START: Final = 1000 * MICROSECONDS
-"""Not 0, as on a real machine: so code that confuses a monotonic time with an interval fails clearly."""
+"""Start of the monotonic time. Not 0, so that code fails clearly if it uses a monotonic time as an interval."""
 
 
 def to_seconds(time: float | timedelta) -> float:
@@ -31,8 +31,8 @@ def to_seconds(time: float | timedelta) -> float:
 class VirtualClock:
     """A `journal.clock.Clock` that a test can advance.
 
-    `start`: date and time at which the clock begins, with a time zone. `go_on(until)`: called to advance the time;
-    sets the clock up to `until` (monotonic seconds) and runs all work that is due meanwhile.
+    `start`: date and time at which the clock begins, with a time zone. `go_on(until)`: function that `advance` calls;
+    it sets the clock forward to `until` (monotonic seconds) and runs all work that becomes due on the way.
     """
 
     def __init__(self, start: datetime = START, go_on: Callable[[float], object] | None = None) -> None:
@@ -45,7 +45,7 @@ class VirtualClock:
     # Methods that the broker and its clients call
 
     def monotonic(self) -> float:
-        """Return seconds of a clock that never goes back."""
+        """Return the monotonic time in seconds: it never goes back, and does not change when the time of day is set."""
         return self._now / MICROSECONDS
 
     def wall_ms(self) -> int:
@@ -62,7 +62,7 @@ class VirtualClock:
 
     @property
     def now(self) -> datetime:
-        """The time of day, aware, UTC."""
+        """The date and time of day in UTC, as an aware datetime."""
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self._now + self._wall_offset)
 
     # Methods that tests call
@@ -76,7 +76,7 @@ class VirtualClock:
         hours: float | None = None,
         days: float | None = None,
     ) -> None:
-        """Advance the time by the sum of the arguments; all work that is due meanwhile runs in order, at its time.
+        """Advance the time by the sum of the arguments. Work that becomes due runs in order, each when it is due.
 
         Examples: `advance(hours=1)`, `advance(2.5)`, `advance(timedelta(days=3))`. Raises `ValueError` for a negative
         time, `OverflowError` for a time after the year 9999, `TypeError` without arguments.
@@ -88,11 +88,11 @@ class VirtualClock:
         whole = sum(given, 0.0 if seconds is None else to_seconds(seconds))
         if not whole >= 0:
             raise ValueError(f"Time does not go back by {-whole:g} s: step() sets the time of day.")
-        self.now + timedelta(seconds=whole)  # raises OverflowError
+        self.now + timedelta(seconds=whole)  # raises OverflowError for a time after the year 9999
         self.go_on(self.monotonic() + whole)
 
     def advance_to(self, moment: datetime) -> None:
-        """Advance until the time of day is `moment` (aware). Raises `ValueError` if that is in the past."""
+        """Advance until the time of day is `moment`, an aware datetime. Raises `ValueError` for a time in the past."""
         if not isinstance(moment, datetime):
             raise TypeError(f"A moment is a datetime, not {type(moment).__name__}.")
         if moment.tzinfo is None:
@@ -100,9 +100,9 @@ class VirtualClock:
         self.advance(moment - self.now)
 
     def step(self, seconds: float | timedelta) -> None:
-        """Change the time of day in either direction, without advancing time. Raises `OverflowError`."""
+        """Set the time of day forward, or back if negative. The monotonic time is unchanged. Raises `OverflowError`."""
         whole = to_seconds(seconds)
-        self.now + timedelta(seconds=whole)  # raises OverflowError
+        self.now + timedelta(seconds=whole)  # raises the OverflowError
         self._wall_offset += round(whole * MICROSECONDS)
 
     # Methods that the simulation calls
@@ -110,7 +110,7 @@ class VirtualClock:
     def move(self, until: float) -> None:
         """Set the clock to `until` (monotonic seconds), rounded up to a microsecond. The clock never goes back."""
         moved = math.ceil(until * MICROSECONDS)
-        while (moved - 1) / MICROSECONDS >= until:  # the product was rounded up
+        while (moved - 1) / MICROSECONDS >= until:  # the float product above was rounded up
             moved -= 1
         while moved / MICROSECONDS < until:
             moved += 1

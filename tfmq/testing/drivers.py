@@ -1,10 +1,10 @@
 """The asyncio and blocking drivers of clients whose broker is in this process, and their channel.
 
 While a client waits in an asyncio loop, simulated time must not advance before all other tasks of the loop wait, too.
-asyncio cannot tell whether all tasks wait. So the driver counts turns of the loop: after many turns without a change in
-the simulation, time advances to the next due event, at most to the nearest end of a wait. Such steps are repeated until
-a task is woken. `asyncio.sleep` uses real time, and so does work in threads, during which simulated time does not
-advance.
+asyncio has no function that returns whether all tasks wait. So the driver counts turns of the loop: after many turns
+without a change in the simulation, time advances to the next due event, at most to the nearest end of a wait. Such
+steps are repeated until a task is woken. `asyncio.sleep` and work in threads use real time. While a thread works for a
+client, simulated time does not advance.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from tfmq.testing.server import SimulatedServer
 from tfmq.testing.simulation import NEVER, WAIT_SECONDS_MAX, Simulation, has_own_deadline
 
 Result = TypeVar("Result")
-Scheduler = Callable[..., Any]  # `loop.call_soon` or `loop.call_later`, or that of a reactor
+Scheduler = Callable[..., Any]  # `call_soon` or `call_later` of an asyncio loop, or the same for a Twisted reactor
 
 IDLE_TURNS: Final = 50
-"""Turns of the loop without a change after which all tasks count as waiting. Many, because a task that wakes another
-task needs a turn or two for each step."""
+"""After this many turns of the loop without a change, all tasks count as waiting. The number is high, because a task
+that wakes another task needs a turn or two for each step."""
 STEPS_MAX: Final = 1000
-"""Maximum steps of time in one turn of the loop, so that other work of the loop is not delayed."""
+"""Maximum steps by which time advances in one turn of the loop, so that other work of the loop is not delayed."""
 REAL_SECONDS: Final = 5.0
-"""Real time after which a wait without an end fails: until then other code of the loop may end the wait."""
+"""Real time after which a wait that nothing can end fails. Until then, other code of the loop may end the wait."""
 
 
 class PendingWait(NamedTuple):
-    """The wait of one task: the simulated time `until` which the task waits, and functions that end the wait before."""
+    """The wait of one task: until when it lasts, in simulated time, and functions that end it earlier."""
 
     until: float
     wake: Callable[[], None]
@@ -48,7 +48,7 @@ class PendingWait(NamedTuple):
 
 
 class LoopWaits:
-    """The pending waits of the clients of one event loop. They advance the simulated time when the loop is idle."""
+    """The pending waits of the clients of one event loop; advances the simulated time when the loop is idle."""
 
     def __init__(self, simulation: Simulation, call_soon: Scheduler, call_later: Scheduler) -> None:
         self.call_soon = call_soon
@@ -58,12 +58,11 @@ class LoopWaits:
         self._turns = self._seen_changes = 0
         self._scheduled = False
         self._alarm: Any = None
-        self.wake_count = 0  # tasks that were woken
+        self.wake_count = 0  # number of tasks that were woken so far
         self.thread_count = 0
-        """Number of threads at work, whose end is awaited in real time."""
+        """Number of threads that work for clients now. Simulated time does not advance until they have ended."""
 
     def add(self, waiting: PendingWait) -> None:
-        """Add a wait; from now on the turns of the loop are counted."""
         self._waits[waiting] = None
         self.start_counting()
 
@@ -94,7 +93,7 @@ class LoopWaits:
         self.call_soon(self._count_turn)
 
     def _advance_time(self) -> bool:
-        """Advance time until a task is woken or a callback has run. Return False if no wait has an end."""
+        """Advance time until a task is woken or a user's callback has run. Return False if all waits are endless."""
         simulation = self._simulation
         before = self.wake_count, simulation.callback_rounds
         until = min(waiting.until for waiting in self._waits)
@@ -112,7 +111,7 @@ class LoopWaits:
         return True
 
     def _fail_endless_waits(self, changes: int) -> None:
-        """Fail all waits, if none has an end and the simulation's change count is still `changes`."""
+        """Fail all waits, if all are endless and nothing has changed since the change count was `changes`."""
         self._alarm = None
         if self.thread_count or any(waiting.until != NEVER for waiting in self._waits):
             return
@@ -135,7 +134,7 @@ def loop_waits_for(simulation: Simulation, loop: Any, call_soon: Scheduler, call
 
 
 class EndableWait(NamedTuple):
-    """A wait of one caller: all waits of its loop, the awaitable `ended`, and functions to test and complete that."""
+    """A wait of one caller. `waits`: all waits of the loop. The other fields await, test and cause the wait's end."""
 
     waits: LoopWaits
     ended: Awaitable[None]
@@ -145,7 +144,7 @@ class EndableWait(NamedTuple):
 
 
 class SimulatedEventDriver(EventDriver):
-    """Base of the event loop drivers, which advance simulated time while they wait."""
+    """Base of the drivers for event loops. Simulated time advances while such a driver waits."""
 
     channel: SimulatedChannel
 
@@ -161,18 +160,21 @@ class SimulatedEventDriver(EventDriver):
     @property
     @abstractmethod
     def _asleep(self) -> bool:
-        """Whether the driver has no open event loop, and therefore no work that is due."""
+        """Whether the driver has no open event loop, and therefore cannot run work now."""
 
     @abstractmethod
     def _start_wait(self) -> EndableWait:
-        """Begin a wait in the caller's event loop."""
+        """Begin a wait in the event loop of the caller, and return the wait."""
 
     async def run(self, operation: Operation[Result]) -> Result:
         self.simulation.client_called()
         return await super().run(operation)
 
     async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """Wait for a future. Raises `NothingComes`, after some real seconds, if nothing can end the wait."""
+        """Wait up to `seconds` until a future is done; return whether one is.
+
+        Raises `NothingComes`, after REAL_SECONDS of real time, if nothing can end the wait.
+        """
         waited = tuple(futures)
         if any(target.done for target in waited):
             return True
@@ -194,7 +196,7 @@ class SimulatedEventDriver(EventDriver):
         patience = WAIT_SECONDS_MAX if seconds is None else seconds
         waiting = PendingWait(NEVER if endless else self.clock() + patience, wake, fail)
         if seconds is not None and seconds <= 0:
-            waits.call_soon(wake)  # after the turn that `self.wake()` scheduled
+            waits.call_soon(wake)  # runs after the turn that `self.wake()` has scheduled
         else:
             waits.add(waiting)
         try:
@@ -214,7 +216,7 @@ class SimulatedEventDriver(EventDriver):
             self.simulation.settle()
 
     def close_now(self) -> None:
-        """Close, and let the broker notice it at once."""
+        """Close the client, and let the broker process the end of the connection at once."""
         super().close_now()
         self.simulation.settle()
 
@@ -253,7 +255,7 @@ class SimulatedAsyncDriver(SimulatedEventDriver, AsyncDriver):
         return loop_waits_for(self.simulation, loop, loop.call_soon, loop.call_later)
 
     def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` in a thread. Simulated time does not advance meanwhile."""
+        """Run `work` in a thread. Simulated time does not advance until `work` has ended."""
         loop = self._bind_loop() if self._asleep else self.loop
         assert loop is not None
         waits = self._loop_waits(loop)
@@ -270,7 +272,7 @@ class SimulatedAsyncDriver(SimulatedEventDriver, AsyncDriver):
 
 
 class NullNetworkThread:
-    """Replaces the background network thread: the simulation does the work of that thread at once."""
+    """Used in place of the background network thread: the simulation does the work of that thread at once."""
 
     is_polling = False
     sleeping = True
@@ -307,7 +309,7 @@ class SimulatedBlockingDriver(BlockingDriver):
             return super().run(operation)
 
     def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """Wait for a future, while simulated time advances. Raises `NothingComes` if nothing can end the wait."""
+        """Wait up to `seconds` for a future; return whether one is done. Raises `NothingComes` for an endless wait."""
         check_not_in_callback()
         waited = tuple(futures)
         if any(target.done for target in waited):
@@ -321,7 +323,7 @@ class SimulatedBlockingDriver(BlockingDriver):
         return done
 
     def run_in_thread(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` soon, in this thread, then `done(result, error)`."""
+        """Run `work` soon, in this thread, and then call `done(result, error)`."""
         self.simulation.call_soon(partial(run_inline, work, partial(self._finished, done)))
 
     def _finished(
@@ -331,11 +333,11 @@ class SimulatedBlockingDriver(BlockingDriver):
             done(result, error)
 
     def poll_nonblocking(self) -> None:
-        """Leave the output to the next turn of the simulation."""
+        """Only write output: replies are read in the next turn of the simulation."""
         self.flush()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Close, and let the broker notice it at once."""
+        """Close the client, and let the broker process the end of the connection at once."""
         super().close(seconds)
         self.simulation.settle()
 
@@ -365,7 +367,7 @@ def run_due_work(driver: SimulatedEventDriver | SimulatedBlockingDriver) -> bool
 
 
 class SimulatedChannel(SocketChannel):
-    """The client's channel over an in-memory connection; only connecting differs from the real channel."""
+    """A client's channel over a connection in memory. Only the method that connects differs from the real channel."""
 
     def __init__(self, link: ClientConnection, server: SimulatedServer) -> None:
         super().__init__(link)

@@ -1,7 +1,7 @@
 """`@pytest.mark.tfmq_faults`: run a test once unchanged, then once for each possible fault.
 
 Every run has its own fixtures, except fixtures with a wider scope than a test. pytest sees all runs as one test, which
-passes if every run passes. If runs fail, the first of them is reported, with its fault and the faults of the others.
+passes if every run passes. If runs fail, the report has the error of the first failed run, and the faults of all.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tfmq.testing.simulation import Simulation
 
 MARKER: Final = "tfmq_faults"
 FIXTURE: Final = "tfmq_broker"
-DEFAULT_RUNS_MAX: Final = 200  # faults for a test, unless its marker says otherwise
-FAULTS_SHOWN_MAX: Final = 20  # listed with a failure
+DEFAULT_RUNS_MAX: Final = 200  # maximum runs with a fault, if the marker does not set `runs`
+FAULTS_SHOWN_MAX: Final = 20  # maximum faults that the report of a failure lists
 
 
 def marker_arguments(item: Any) -> tuple[tuple[str, ...], int]:
-    """Return the marker's fault kinds and maximum of runs. Raises `BadRequest`."""
+    """Return the kinds of faults and the maximum number of runs that the test's marker sets. Raises `BadRequest`."""
 
     def read(faults: Sequence[str] = KINDS, runs: int = DEFAULT_RUNS_MAX) -> tuple[tuple[str, ...], int]:
         return (faults,) if isinstance(faults, str) else tuple(faults), runs
@@ -61,7 +61,7 @@ def sample_faults(faults: Sequence[InjectedFault], count: int) -> list[InjectedF
 
 
 class RepeatedTest:
-    """All runs of one marked test. `stash_key`: where the broker's fixture finds the fault run, in pytest's stash."""
+    """All runs of one marked test. `stash_key`: where in the test's stash `tfmq_broker` finds the fault run."""
 
     def __init__(self, item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> None:
         self._item = item
@@ -80,7 +80,7 @@ class RepeatedTest:
             plain.tear_down(self._item.parent if plan else self._nextitem)
         if (
             plan and not plain.passed
-        ):  # The teardown failed. One more run is needed, without a report, to tear down the wider fixtures, too.
+        ):  # The teardown failed. One more run, which is not reported, tears down the fixtures of wider scopes.
             plan = plan[:1]
         for fault in plan:
             self._run_with_fault(fault, last=fault is plan[-1])
@@ -135,7 +135,7 @@ class RepeatedTest:
 
 
 def fault_note(fault_run: FaultRun) -> str:
-    """Return the note that an exception of this run gets: which fault was injected."""
+    """Return the note for an exception that is raised in `fault_run`: it says which fault was injected."""
     if fault_run.fault is None:
         return ""
     if not fault_run.happened:
@@ -144,7 +144,10 @@ def fault_note(fault_run: FaultRun) -> str:
 
 
 def run_protocol(item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> bool | None:
-    """Run a marked test without and with each fault; return None if that is impossible, which the set-up reports."""
+    """Run a marked test without a fault and with each fault. Return None, without a run, if that is impossible.
+
+    In that case pytest runs the test as usual, and its set-up fails with the reason (`check_marker`).
+    """
     if missing_attributes(item):
         return None
     try:
@@ -167,7 +170,7 @@ REQUIRED_ATTRIBUTES: Final = ("_initrequest", "_request", "_report_sections", "f
 """Attributes of pytest's test functions that are needed to run a test twice, for which pytest has no public function.
 
 pytest-rerunfailures and other plug-ins use these attributes, too. The marker was tried with pytest 8.0, 8.4, 9.0 and
-9.2. `check_rerun` reports a pytest that lacks any of the attributes."""
+9.2. `check_rerun` fails the test if pytest lacks any of these attributes."""
 STRICT: Final = "[XPASS(strict)]"
 
 
@@ -188,7 +191,7 @@ def check_rerun(item: Any) -> None:
 
 @contextmanager
 def reset_item(item: Any) -> Iterator[None]:
-    """Context in which `item` can be run as if it had never been run."""
+    """Context in which pytest's test `item` can be run as if it had never been run before."""
     item._report_sections.clear()
     if not item._request:
         item._initrequest()
@@ -200,7 +203,7 @@ def reset_item(item: Any) -> Iterator[None]:
 
 
 class PytestRun:
-    """pytest's reports of one run of `item`: the constructor runs set-up and call, `tear_down` ends the run."""
+    """One run of `item`, with pytest's reports. The constructor runs set-up and test, `tear_down` the teardown."""
 
     def __init__(self, item: Any) -> None:
         self._item = item
@@ -209,7 +212,7 @@ class PytestRun:
         self.teardown: Any = None
 
     def tear_down(self, nextitem: Any) -> None:
-        """Tear down, except the fixtures that `nextitem` needs too."""
+        """Tear down all fixtures that the next test, `nextitem`, does not need."""
         self.teardown = _call_and_report(self._item, "teardown", log=False, nextitem=nextitem)
 
     def run_reports(self) -> list[Any]:
@@ -217,11 +220,11 @@ class PytestRun:
 
     @property
     def passed(self) -> bool:
-        """Whether the test itself passed, also if its xfail mark expects a failure."""
+        """Whether set-up, test and teardown passed. A test that passes although it is marked as xfail counts, too."""
         return self.call is not None and all(each.passed or _is_strict(each) for each in self.run_reports())
 
     def failure(self) -> Any | None:
-        """Return the first report of a failure, expected or not."""
+        """Return the first report of a failure, also of a failure that an xfail mark expects; None if there is none."""
         found = (each for each in self.run_reports() if each.failed or (each.skipped and hasattr(each, "wasxfail")))
         return next((each for each in found if not _is_strict(each)), None)
 
@@ -238,7 +241,7 @@ SESSION_MS: Final = 30_000
 class ForeignMember:
     """The member that the fault "rebalance" adds to a group, so that the real members lose their partitions.
 
-    A foreign member has no connection and ignores all replies. Objects of this class are hashed by identity.
+    The broker gets an object of this class as session and as reply: there is no connection, and replies are ignored.
     """
 
     identity = "another member, for a moment"
@@ -246,7 +249,7 @@ class ForeignMember:
     number = 0
 
     def ignore(self, *_: Any, **__: Any) -> None:
-        """Do nothing: there is no body and no connection to lose, and the broker's replies do not matter."""
+        """Do nothing: there is no request body to release, no connection to lose, and replies do not matter."""
 
     ok = error = body_done = on_close = ignore
 
@@ -257,7 +260,7 @@ def live_groups(engine: RequestHandler, names: Iterable[str]) -> list[str]:
 
 
 def expire_members(engine: RequestHandler, name: str, *, foreign: bool) -> None:
-    """Remove all members of a group, as if their sessions had expired; the members notice that and join again.
+    """Remove all members of a group, as if their sessions had expired. The members notice the removal and join again.
 
     `foreign`: before the members join, a foreign member gets all partitions, until `remove_foreign_member` is called.
     """
@@ -286,7 +289,7 @@ def remove_foreign_member(engine: RequestHandler, name: str) -> None:
 
 CRASH, LOST_REPLY, DUPLICATE, REBALANCE = KINDS = ("crash", "lost_reply", "duplicate", "rebalance")
 RECOVERY_SECONDS: Final = 10.0
-"""How long a run waits after a fault until all clients are connected again, since a client may never reconnect."""
+"""Longest time that a run waits after a fault until all clients are connected again; some may never reconnect."""
 EXEMPT_COMMANDS: Final = frozenset(
     each.request.shape
     for each in BY_CODE.values()
@@ -294,7 +297,7 @@ EXEMPT_COMMANDS: Final = frozenset(
     or each.name.endswith(("_TOPIC", "_SCHEDULE", "_HISTOGRAM"))
     or each.name in ("STATUS", "PING", "RESUME_PARTITION", "TRUNCATE", "RESET_GROUP")
 )
-"""Administration requests, which get no fault: tests prepare and check with them, and no client repeats them."""
+"""Administration requests, which get no fault: tests use them to prepare and check, and clients do not repeat them."""
 
 
 class Step(NamedTuple):
@@ -302,8 +305,8 @@ class Step(NamedTuple):
 
     request: int
     name: str
-    has_members: bool  # whether any group had members at that time
-    call: int = 0  # number of the client call; 0 for a request
+    has_members: bool  # whether any group had members at this step
+    call: int = 0  # number of the client call; 0 if the step is a request
 
 
 class InjectedFault(NamedTuple):
@@ -322,7 +325,7 @@ class InjectedFault(NamedTuple):
 
 
 class LostReply(ReplyProxy):
-    """Executes a request, breaks the connection in place of the reply, and then calls `then()`."""
+    """Reply object that breaks the connection instead of sending the reply, and then calls `then()`."""
 
     def __init__(self, reply: Any, session: Any, then: Callable[[], None]) -> None:
         super().__init__(reply)
@@ -339,7 +342,7 @@ class LostReply(ReplyProxy):
 
 
 class FetchReplyObserver(ReplyProxy):
-    """Passes on the reply to a FETCH, and records in the fault run whether it had messages."""
+    """Reply object that sends the reply to a FETCH, and records in `fault_run` whether the reply had messages."""
 
     def __init__(self, reply: Any, fault_run: FaultRun) -> None:
         super().__init__(reply)
@@ -361,7 +364,7 @@ class FaultRun:
     def __init__(self, fault: InjectedFault | None = None) -> None:
         self.fault = fault
         self.happened = False
-        self.has_delivered = False  # whether any consumer got messages
+        self.has_delivered = False  # whether any consumer has received messages so far
         self.requests: list[Step] = []
         self.calls: list[Step] = []
         """The client calls that were made after a consumer had received messages and while a group had members."""
@@ -372,7 +375,7 @@ class FaultRun:
         self._crash_broker: Callable[[], None] | None = None
 
     def attach(self, simulation: Simulation, crash: Callable[[], None]) -> None:
-        """Attach the run to a broker and its clients. `crash` lets the broker crash and start again."""
+        """Set the broker and clients of this run. `crash` is called to let the broker crash and start again."""
         self._simulation, self._crash_broker = simulation, crash
 
     def possible_faults(self, kinds: Sequence[str]) -> list[InjectedFault]:
@@ -387,7 +390,7 @@ class FaultRun:
     # Methods that the broker and its clients call
 
     def serve(self, engine: Any, request: Any, reply: Any, session: Any) -> Any | None:
-        """Return the reply object for a request, or None if the request must not be executed."""
+        """Record a request and inject the fault if it is due. Return the reply object; None: do not execute it."""
         if self._is_down:
             reply.body_done()
             return None

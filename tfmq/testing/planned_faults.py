@@ -1,7 +1,7 @@
-"""Planned faults: requests that fail because a test says so.
+"""Planned faults: requests that fail because a test has called `fail_next`.
 
 The broker sends the planned error in place of its reply, and the client reacts as it does to a real error. If the
-client retries the request after that error, the tested code gets no error, but the test's clock has advanced.
+client retries requests after such an error, the tested code gets no error, but the test's clock has advanced.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ REQUESTS_BY_WORD: Final[Mapping[str, tuple[type[Any], ...]]] = {
     "commit": (commands.CommitTransaction, commands.Transact),
     "rollback": (commands.RollbackTransaction,),
 }
-"""Words that `fail_next` accepts. Other commands have their names in the protocol, such as "create_topic"."""
+"""Words for kinds of requests. `fail_next` also accepts the protocol's names of commands, such as "create_topic"."""
 CONNECT: Final = "connect"
 
 RequestObserver = Callable[[Any, Any, Any, Any], Any]
 
 
 class PlannedFault(NamedTuple):
-    """One request that will fail. `done`: the request is executed, and only its reply is replaced."""
+    """The next request of these types will fail. `done`: the request is executed, and only its reply is replaced."""
 
     requests: tuple[type[Any], ...]
     error: TfmqError
@@ -40,7 +40,7 @@ class PlannedFault(NamedTuple):
 
 
 class ReplyProxy:
-    """A reply that passes on to `reply` what a subclass does not replace."""
+    """Wraps the reply object `reply`: attributes and methods that a subclass does not define are those of `reply`."""
 
     def __init__(self, reply: Any) -> None:
         self._reply = reply
@@ -50,7 +50,7 @@ class ReplyProxy:
 
 
 class ErrorReplacingReply(ReplyProxy):
-    """A reply that sends `error` in place of a success."""
+    """Wraps a reply object, so that `error` is sent if the request succeeds."""
 
     def __init__(self, reply: Any, error: TfmqError) -> None:
         super().__init__(reply)
@@ -67,7 +67,7 @@ class PlannedFaults:
         self._planned: deque[PlannedFault] = deque()
         self.refusal_count = 0  # connections that will be refused
         self.observer: RequestObserver | None = None
-        """Called with every request before it is executed; returns the reply object, or None: do not execute it."""
+        """Called with every request. Returns the reply object to use, or None if the request must not be executed."""
 
     def fail_next(self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False) -> None:
         """Let the next `times` requests of the kind `what` fail with `error`. Raises `BadRequest`, `TypeError`."""
@@ -82,13 +82,12 @@ class PlannedFaults:
         self._planned.extend([PlannedFault(request_types(what), made, done)] * times)
 
     def take_refusal(self) -> bool:
-        """Return whether a planned fault refuses a connection. Must be called once for each connection."""
+        """Return whether the test has planned to refuse this connection. Must be called once for each connection."""
         refused = self.refusal_count > 0
         self.refusal_count -= refused
         return refused
 
     def serve(self, engine: RequestHandler, request: Any, body: Any, reply: Any, session: Any) -> None:
-        """Execute a request, or let it fail as planned."""
         if self.observer is not None:
             reply = self.observer(engine, request, reply, session)
             if reply is None:
@@ -105,7 +104,7 @@ class PlannedFaults:
 
 
 def request_types(what: str) -> tuple[type[Any], ...]:
-    """Return the request types for a word or a command's name. Raises `BadRequest`, which lists the words."""
+    """Return the request types for a word or the name of a command. Raises `BadRequest`, which lists all words."""
     if what in REQUESTS_BY_WORD:
         return REQUESTS_BY_WORD[what]
     for command in COMMANDS:

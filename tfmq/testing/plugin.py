@@ -1,7 +1,7 @@
 """The pytest plug-in: fixtures `tfmq_broker`, `tfmq_server`, `tfmq_topic` and the marker `tfmq_faults`.
 
 The plug-in imports no other module of tfmq until a test requests a fixture. So test runs without these fixtures are not
-slower, and a coverage measurement, which starts after plug-ins are loaded, includes the import of tfmq.
+slower. And a coverage measurement, which starts after the plug-ins are loaded, includes the import of tfmq.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 FAULT_RUN_KEY = pytest.StashKey[Any]()
-"""In the stash of a test with `@pytest.mark.tfmq_faults`: the fault run, which the test's broker uses."""
+"""Key in the stash of a test with `@pytest.mark.tfmq_faults`, for the `FaultRun` to attach to the test's broker."""
 
-NAME_CHARACTERS = 100  # of the test's name, in the name of a topic
+NAME_CHARACTERS = 100  # maximum characters of a test's name that `tfmq_topic` uses
 UNIQUE_DIGITS = 12
 
 
@@ -38,7 +38,7 @@ def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         yield broker
 
 
-# @pytest.mark.tfmq_faults: see tfmq/testing/fault_runs.py
+# Hooks for tests with @pytest.mark.tfmq_faults; tfmq/testing/fault_runs.py runs these tests
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,7 +63,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("tfmq_faults") is not None and FAULT_RUN_KEY not in item.stash:
         from tfmq.testing.fault_runs import check_marker
 
-        check_marker(item)  # so that an invalid marker is an error of its test
+        check_marker(item)  # fails this test if its marker is invalid
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,7 @@
 """The broker of a simulation: the real request handler and sessions on a disk in memory, without sockets.
 
-Nothing runs by itself: `run_turn` runs the work that is due now. Work that the real broker gives to other threads also
-runs there, one piece in each turn.
+The broker works only in calls of `run_turn`, which runs the work that is due now. Jobs that the real broker gives to
+other threads also run in `run_turn`, one job in each call.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tfmq.protocol.commands import ACKS, header_bounds
 from tfmq.server.session import Session, SessionContext
 from tfmq.testing.wire import BrokerEnd, ClientEnd, Wire
 
-STOP_TURNS_MAX: Final = 100_000  # after which a stop counts as failed
+STOP_TURNS_MAX: Final = 100_000  # if the broker has not stopped after this many turns, the stop has failed
 
 Done = Callable[[Any, BaseException | None], None]
 
 
 class DelayedCall:
-    """A call at a later time, with the methods that a session expects."""
+    """A function call at a later time, with the methods of Twisted's delayed calls that a session uses."""
 
     def __init__(self, timers: Timers, timer: Timer) -> None:
         self._timers = timers
@@ -47,7 +47,7 @@ class SimulatedServer:
     """One broker, which can be stopped and started again on the same disk.
 
     `address`: the address that the broker reports · `serve(engine, request, body, reply, session)`: executes a request
-    · `refuses()`: returns whether to refuse a connection · `seed`: seed of the random ids and of crashes.
+    · `refuses()`: returns whether to refuse a connection · `seed`: seed for random ids and for what crashes destroy.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SimulatedServer:
         return self.engine is not None
 
     def start(self) -> None:
-        """Start the broker on the current disk, unless it runs. Raises the error that prevents the start."""
+        """Start the broker on the current disk. Does nothing if it runs. Raises the error that prevents the start."""
         if self.engine is None:
             self._pending_jobs.clear()
             engine = RequestHandler(self.config, self.disk, self._clock, self._enqueue_job, self._random.randbytes)
@@ -91,7 +91,7 @@ class SimulatedServer:
             self._turn_requested = True
 
     def stop(self) -> None:
-        """Stop cleanly: accepted requests are completed and answered, then connections are closed."""
+        """Stop cleanly: the broker completes and answers accepted requests, and then closes the connections."""
         engine = self.engine
         if engine is None:
             return
@@ -126,12 +126,12 @@ class SimulatedServer:
         return ClientEnd(wire)
 
     def disconnect(self) -> None:
-        """Break every connection; the broker continues."""
+        """Break every connection. The broker continues to run."""
         for end in self._ends:
             end.wire.break_connection()
 
     def run_turn(self) -> bool:
-        """Run the work that is due now, once; return whether there was any."""
+        """Run one turn of the broker, with the work that is due now. Return whether there was any work."""
         engine = self.engine
         if engine is None:
             return False

@@ -20,9 +20,9 @@ from tfmq.testing.clock import VirtualClock
 from tfmq.testing.server import SimulatedServer
 
 WAIT_SECONDS_MAX: Final = 3600.0
-"""Longer than all deadlines of a client: if a wait without a timeout lasts longer, it would never end."""
+"""Longer than all deadlines of a client: a wait without a timeout that lasts longer will never end."""
 ROUNDS_MAX: Final = 100_000
-"""More rounds than this are an internal error: broker or client reports that work is due, but does not do it."""
+"""More rounds than this mean an internal error: broker or client reports that work is due, but does not do it."""
 NEVER: Final = float("inf")
 
 
@@ -31,7 +31,7 @@ class NothingComes(RuntimeError):
 
 
 class SimulatedClient(Protocol):
-    """A client's driver, as the simulation uses it."""
+    """The attributes and methods of a client's driver that the simulation uses."""
 
     closed: bool
     link: ClientConnection
@@ -44,23 +44,23 @@ class SimulatedClient(Protocol):
     def next_time(self) -> float: ...
 
     def run_callbacks(self) -> bool:
-        """Run callbacks of the user's code that are due. Return whether there were any."""
+        """Call the user's callbacks that are due. Return whether there were any."""
         ...
 
     def close_at_once(self) -> None: ...
 
 
 class Simulation:
-    """The simulation of a broker and its clients. All calls must be in the thread that created it."""
+    """The simulation of a broker and its clients. All calls must be in the thread that created the simulation."""
 
     def __init__(self, clock: VirtualClock, server: SimulatedServer) -> None:
         self.clock = clock
         self.server = server
         self.clients: list[SimulatedClient] = []
-        self.change_count = 0  # changes so far, by which drivers notice progress
-        self.callback_rounds = 0  # rounds in which user callbacks ran
+        self.change_count = 0  # increased with each change of the simulation, so that drivers notice progress
+        self.callback_rounds = 0  # increased each time that a client has called the user's callbacks
         self.on_client_call: Callable[[], None] | None = None
-        """Called when the test calls a client, before the call has an effect."""
+        """Function that is called when the test's code calls a client, before the call has an effect."""
         self._thread = threading.get_ident()
         self._settling = False
         self._deferred_work: list[Callable[[], None]] = []
@@ -73,7 +73,7 @@ class Simulation:
         self.clients.append(client)
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Run `work()` soon after the current call has returned; `work` may wait, which that call may not."""
+        """Run `work()` soon after the current call has returned. Unlike the current call, `work` may wait."""
         self._deferred_work.append(work)
 
     def check_thread(self) -> None:
@@ -84,9 +84,9 @@ class Simulation:
             )
 
     def settle(self) -> None:
-        """Run all work that is due now, until no participant has work left."""
+        """Run the work of broker and clients that is due now, until none is left."""
         self.check_thread()
-        if self._settling:  # called from within a round: the rounds continue
+        if self._settling:  # called from work of a round: the rounds of the outer call continue
             return
         while True:
             self._settling = True
@@ -125,7 +125,7 @@ class Simulation:
         return self.next_time() <= self.clock.monotonic()
 
     def next_time(self) -> float:
-        """Return when any participant has work next, in monotonic seconds; infinity if never."""
+        """Return when the broker or a client has work next, in monotonic seconds; infinity if never."""
         return min(self.server.next_time(), *(client.next_time() for client in self.clients), NEVER)
 
     def advance_to(self, until: float, done: Callable[[], bool] = lambda: False) -> bool:
@@ -145,7 +145,7 @@ class Simulation:
         return True
 
     def wait_for(self, client: SimulatedClient, targets: Collection[Future], seconds: float | None) -> bool:
-        """Return whether any of `targets` was done within `seconds`; time advances meanwhile.
+        """Advance time until one of `targets` is done or `seconds` have passed; return whether one is done.
 
         Raises `NothingComes` if `seconds` is None and nothing can end the wait.
         """
@@ -163,7 +163,7 @@ class Simulation:
         return False
 
     def wait_limit(self, client: SimulatedClient, targets: Iterable[Future], seconds: float | None) -> float:
-        """Return the time up to which a wait may last. Raises `NothingComes` for a wait that cannot end."""
+        """Return until when a wait may last, in monotonic seconds. Raises `NothingComes` if the wait cannot end."""
         now = self.clock.monotonic()
         if seconds is None:
             if not has_own_deadline(client, targets):
@@ -175,7 +175,7 @@ class Simulation:
         return now + max(0.0, seconds)
 
     def client_called(self) -> None:
-        """Notify the fault run, if there is one, that the test's own code calls a client."""
+        """Notify the fault run, if there is one, that the test's code calls a client. Drivers call this method."""
         if self.on_client_call is not None and not self._settling:
             self.on_client_call()
 
@@ -184,7 +184,7 @@ class Simulation:
 
     @contextmanager
     def client_call(self) -> Iterator[None]:
-        """Context of one client call, in which the total time of all waits is limited."""
+        """Context of one call of a client. The total time of all waits in the context is limited."""
         before = self._call_started, self._longest_wait
         self._call_started, self._longest_wait = self.clock.monotonic(), 0.0
         try:
@@ -196,7 +196,7 @@ class Simulation:
         """Close all clients; their pending requests fail."""
         for client in list(self.clients):
             for ticker in client.tickers:
-                if isinstance(ticker, BackgroundTasks):  # otherwise they would log the end like an outage
+                if isinstance(ticker, BackgroundTasks):  # otherwise the tasks would log the end as a broker's outage
                     ticker.cancel()
             client.close_at_once()
         self.clients.clear()
@@ -211,7 +211,7 @@ class Simulation:
 
 
 def has_own_deadline(client: SimulatedClient, targets: Iterable[Future]) -> bool:
-    """Return whether the client ends a wait for `targets` by itself, although the caller gave no timeout.
+    """Return whether a wait for `targets` ends at some time, although the caller gave no timeout.
 
     A request is answered or fails at its deadline, and so does a message that a producer sends. Only a consumer that
     waits for new messages may wait forever.

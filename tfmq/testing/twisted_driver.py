@@ -1,7 +1,7 @@
 """The Twisted driver of a client whose broker is in this process.
 
-The driver works like the asyncio driver in `tfmq.testing.drivers`, but counts turns of a reactor. Twisted's own timers
-use real time, and so does work in threads, during which simulated time does not advance.
+The driver works like the asyncio driver in `tfmq.testing.drivers`, but counts turns of a Twisted reactor. Twisted's own
+timers and work in threads use real time. While a thread works for a client, simulated time does not advance.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SimulatedDeferredDriver(SimulatedEventDriver, DeferredDriver):
         return loop_waits_for(self.simulation, reactor, partial(reactor.callLater, 0), reactor.callLater)
 
     def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` in a thread. Simulated time does not advance meanwhile."""
+        """Run `work` in a thread. Simulated time does not advance until `work` has ended."""
         waits = self._loop_waits()
         waits.thread_count += 1
 

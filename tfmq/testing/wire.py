@@ -14,8 +14,8 @@ from tfmq.errors import BadFrame
 from tfmq.protocol.frames import check_size
 from tfmq.server.session import Session
 
-LENGTH_BYTES: Final = 4  # the length word of a frame
-INVALID_START_BYTES: Final = 16  # of an invalid frame, from which the session guesses the peer's protocol
+LENGTH_BYTES: Final = 4  # size of the field with the frame's length, at the beginning of a frame
+INVALID_START_BYTES: Final = 16  # first bytes of an invalid frame, from which the session guesses the peer's protocol
 
 
 class Wire:
@@ -27,7 +27,7 @@ class Wire:
         self.client_closed = False
         self.broker_ended = False
         self.broken = False
-        """Both ends find the connection reset; bytes in transit are lost."""
+        """The connection is broken: both ends get an error, and bytes in transit are lost."""
 
     def break_connection(self) -> None:
         """Break the connection, like a network failure or a killed process."""
@@ -55,7 +55,7 @@ class ClientEnd:
         return len(wire.to_broker) - before
 
     def recv(self, size: int) -> bytes:
-        """Return available bytes; b"" at the end of the connection. Raises BlockingIOError, ConnectionResetError."""
+        """Return received bytes; b"" at the end. Raises BlockingIOError (none yet), ConnectionResetError (broken)."""
         wire = self._wire
         if wire.broken:
             raise ConnectionResetError("the broker is gone")
@@ -68,7 +68,7 @@ class ClientEnd:
         raise BlockingIOError
 
     def close(self) -> None:
-        """Close the client's end; the broker notices that after it has received the bytes that were sent."""
+        """Close the client's end. The broker first receives the bytes that were sent, and then notices the close."""
         self._wire.client_closed = True
 
 
@@ -107,14 +107,14 @@ class BrokerEnd:
                 wire.to_client += buffer
 
     def end(self) -> None:
-        """End the connection after the bytes that were sent; bytes from the client are discarded."""
+        """End the connection: the client still gets all bytes sent before, but bytes from the client are discarded."""
         self.wire.broker_ended = True
 
     def cut_off(self, why: str) -> None:
         self.wire.break_connection()
 
     def deliver(self) -> bool:
-        """Pass complete frames, then the end of the connection, to the session; return whether there was either."""
+        """Pass complete frames, then the end of the connection, to the session. Return whether there was either."""
         if self.is_lost:
             return False
         wire, inbox = self.wire, self.wire.to_broker

@@ -288,13 +288,13 @@ SPARK_SINK: Final = (
         (
             "        self.settings = settings\n"
             "        self.run_id = uuid.uuid4().hex\n"
-            '        """Id of this attempt. `commit` and `abort` run in another instance and use the'
+            '        """Id of this attempt. `commit` and `abort` run in another sink and use the'
             ' id in the tasks\' messages."""\n'
         ),
         (
             "        self.settings = settings\n"
             '        self.run_id = "run"\n'
-            '        """Id of this attempt. `commit` and `abort` run in another instance and use the'
+            '        """Id of this attempt. `commit` and `abort` run in another sink and use the'
             ' id in the tasks\' messages."""\n'
         ),
         [STREAM_SINK],

@@ -1,4 +1,4 @@
-"""Ready-made Spark pipelines over topics: `python -m tfmq.spark.pipelines.NAME`, or spark-submit.
+"""Complete Spark jobs for topics, the pipelines: run them by `python -m tfmq.spark.pipelines.NAME` or spark-submit.
 
 The reference is docs/pipelines.md.
 """

@@ -12,7 +12,7 @@ from tfmq.spark.pipelines.command import HELP, run_and_exit
 
 
 class Pipelines(LazyGroup):
-    """Click group with a command for each pipeline, imported from its module when it is used."""
+    """Click group with a command for each pipeline. A pipeline's module is imported when its command is used."""
 
     targets = MappingProxyType({name: f"tfmq.spark.pipelines.{name}:{name}" for name in NAMES})
 

@@ -34,7 +34,7 @@ from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog
 PIECE_BYTES: Final = 64 << 20
 STEP_BYTES: Final = 4 << 30
 CHECKPOINT_LAG_SECONDS: Final = 3.0
-"""How long a log in a data folder may seem shorter than it is: its checkpoint is written within 1 s of an fsync."""
+"""How long a log in a data folder may seem too short: the broker writes its checkpoint up to 1 s after an fsync."""
 
 
 class ArchiveOptions(NamedTuple):
@@ -42,8 +42,8 @@ class ArchiveOptions(NamedTuple):
 
     `folder`: the archive · `node`: id of the broker, "" if unknown · `on_loss`: "stop" the run or "skip" the messages,
     if messages were deleted before they were archived · `since_ms`: append time at which the archive of a new partition
-    begins, None for the partition's first message · `piece_bytes`, `step_bytes`: approximate size of log that a task
-    and a step archive.
+    begins, None for the partition's first message · `piece_bytes`, `step_bytes`: approximate bytes of log in a piece,
+    which one task archives, and in a step.
     """
 
     address: SourceAddress
@@ -59,7 +59,7 @@ class ArchiveOptions(NamedTuple):
 
 @dataclass
 class ArchiveResult:
-    """What a run archived of one topic; `resumed`: the run began by repeating an interrupted step."""
+    """The amounts that a run archived of one topic. `resumed`: the run first repeated an interrupted step."""
 
     topic: str
     messages: int = 0
@@ -93,26 +93,27 @@ def archive_piece(options: ArchiveOptions, topic: str, piece: ArchivePiece) -> T
 
 
 def readable_start(logs: LogReader, log: PartitionLog, piece: ArchivePiece) -> int:
-    """Return the offset of a piece's first record, which a repair after the plan may have replaced by a filler."""
+    """Return the offset of the first message in `piece`; a repair may have replaced the one at its start by a filler.
+
+    If messages of the piece were deleted, return the piece's start, so that reading it raises OffsetOutOfRange.
+    """
     start = logs.next_message_offset(log, piece.start)
-    gone = logs.bounds(log).first > piece.start  # requested last: messages may be deleted in the meantime
+    gone = logs.bounds(log).first > piece.start  # requested last, because messages may be deleted during the call above
     return piece.start if gone else start
 
 
 class TopicArchiver:
-    """Archives one topic in one run."""
-
     def __init__(self, options: ArchiveOptions, topic: str, logs: LogReader, run: SparkTaskRunner) -> None:
         self._options, self._topic, self._logs, self._run = options, topic, logs, run
         self._archive = ArchiveFolder.open_or_create(options.folder)
         self.outcome = ArchiveResult(topic)
 
     def archive_new(self, show: ShowProgress) -> ArchiveResult:
-        """Archive all messages that are new when the run starts.
+        """Archive all messages of the topic that exist when the run starts and are not archived yet.
 
         `show` is called with the number of bytes of log to archive. Raises Busy (another run archives this topic),
         OffsetOutOfRange (messages were deleted before they were archived, and `on_loss` is "stop"), LogTruncated,
-        UnknownTopic, BadRequest, Damaged, and the errors of reading.
+        UnknownTopic, BadRequest, Damaged, and the errors of `LogReader`.
         """
         folder = self._options.folder
         busy = f"Another run archives {self._topic} into {folder} now: wait until it has ended."
@@ -148,7 +149,7 @@ class TopicArchiver:
                 step, gaps = step + 1, ()
 
     def _last_manifest(self) -> Manifest | None:
-        """Return the manifest of the last completed step, or None. Raises BadRequest if it names another broker."""
+        """Return the manifest of the last completed step, or None. Raises BadRequest if it is of another broker."""
         steps = self._archive.steps(self._topic)
         if not steps:
             return None
@@ -163,7 +164,7 @@ class TopicArchiver:
         return last
 
     def _drop_lost_pieces(self, plan: Plan | None) -> Plan | None:
-        """Return the plan of an interrupted step, without messages that the broker deleted since.
+        """Return the plan of an interrupted step, without messages that the broker has deleted since it was made.
 
         If messages were deleted and `on_loss` is "stop", OffsetOutOfRange is raised. Otherwise the pieces with deleted
         messages are shortened, files that were already written for these pieces are moved to the folder "aside", and
@@ -197,7 +198,7 @@ class TopicArchiver:
         return list(zip(logs, self._logs.all_bounds(logs), strict=True))
 
     def _find_new(self, ends: dict[tuple[int, int], int]) -> tuple[int, NewRanges]:
-        """Return the number of partitions, and what is new after `ends`. A data folder may seem shorter for a while."""
+        """Return the number of partitions, and the ranges after `ends`. If a log seems too short, wait and retry."""
         deadline = time.monotonic() + CHECKPOINT_LAG_SECONDS
         while True:
             found = self._partition_bounds()
@@ -214,7 +215,7 @@ class TopicArchiver:
         return self._logs.offset_at_time(log, self._options.since_ms)
 
     def _execute(self, plan: Plan, ends: dict[tuple[int, int], int], progress: Progress) -> dict[tuple[int, int], int]:
-        """Run a plan's tasks and write its manifest. `ends`, result: where the archive ends before and after it."""
+        """Run the tasks of `plan`, write its manifest, and return where the archive ends now. `ends`: where before."""
         work = partial(archive_piece, self._options, self._topic)
         written = self._run(work, plan.pieces, progress, f"archive {self._topic}, step {plan.step}")
         after = ends_after(ends, plan.pieces, plan.gaps)
@@ -225,7 +226,7 @@ class TopicArchiver:
 
 
 class NewRanges(NamedTuple):
-    """The ranges that a run archives, fixed at its start, and the `gaps` where messages were deleted too early."""
+    """The ranges that a run archives, set at its start, and the `gaps`: offsets deleted before they were archived."""
 
     ranges: tuple[OffsetRange, ...]
     gaps: tuple[Gap, ...]
@@ -237,12 +238,12 @@ def find_new_ranges(
     on_loss: str,
     first_start: Callable[[PartitionLog, Bounds], int],
 ) -> NewRanges:
-    """Return the range of each partition that is not archived yet.
+    """Return for each partition the range that is not archived yet.
 
-    `found`: the partitions with their bounds · `ends`: (incarnation, partition) -> end of its archived part, as in a
-    manifest · `first_start`: returns the start of a partition that is not in `ends`. Raises OffsetOutOfRange (messages
-    were deleted before they were archived, and `on_loss` is "stop"), LogTruncated (the log is shorter than its archived
-    part).
+    `found`: the partitions with their bounds · `ends`: (incarnation, partition) -> offset where the archive ends, as in
+    a manifest · `first_start`: returns where to begin in a partition that is not in `ends`. Raises OffsetOutOfRange
+    (messages were deleted before they were archived, and `on_loss` is "stop"), LogTruncated (the log ends before the
+    archive's end).
     """
     ranges, gaps = [], []
     for log, bounds in found:
@@ -274,7 +275,7 @@ def find_new_ranges(
 def plan_step(
     logs: LogReader, survey: NewRanges, step_bytes: int, piece_bytes: int
 ) -> tuple[list[ArchivePiece], NewRanges]:
-    """Return pieces of about `piece_bytes` for a step of about `step_bytes`, and the ranges left for later steps."""
+    """Take a step of about `step_bytes` from `survey`; return its pieces, of about `piece_bytes`, and other ranges."""
     pieces: list[ArchivePiece] = []
     left: list[OffsetRange] = []
     share = max(1, step_bytes // max(1, len(survey.ranges)))
@@ -293,7 +294,7 @@ def plan_step(
 def drop_lost(
     pieces: Sequence[ArchivePiece], found: Sequence[tuple[PartitionLog, Bounds]]
 ) -> tuple[list[ArchivePiece], list[ArchivePiece], list[Gap]]:
-    """Return the readable pieces, shortened where messages are lost; the shortened or dropped pieces; and the gaps."""
+    """Return three lists: the readable part of each of `pieces`, the pieces with deleted messages, and their gaps."""
     firsts = {(log.incarnation, log.partition): bounds.first for log, bounds in found}
     kept, changed, gaps = [], [], []
     for each in pieces:
@@ -311,7 +312,7 @@ def drop_lost(
 def ends_after(
     ends: dict[tuple[int, int], int], pieces: Sequence[ArchivePiece], gaps: Sequence[Gap]
 ) -> dict[tuple[int, int], int]:
-    """Return where the archive ends in each partition after a step; `ends`: the same before the step."""
+    """Return where the archive ends in each partition after a step. `ends`: where it ended before the step."""
     after = dict(ends)
     archived: tuple[ArchivePiece | Gap, ...] = (*pieces, *gaps)
     for each in archived:

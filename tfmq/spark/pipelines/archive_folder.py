@@ -7,9 +7,9 @@ ARCHIVE/_tfmq/orders/00000007.json      the manifest of a completed step: what t
 ARCHIVE/_tfmq/orders/lock               locked by the only run that may archive the topic
 
 An archive grows in steps. A plan starts a step, and a manifest completes the step. Plan and manifest are JSON files
-whose field `crc` is the CRC-32 of the other fields. Each is written atomically: to a temporary file, which is fsynced
-and renamed. Manifests never change. So a reader sees a whole step or nothing of it, and an interrupted step is repeated
-exactly as planned.
+whose field `crc` is the CRC-32 of the other fields. Each file is written atomically: to a temporary file, which is
+fsynced and renamed. Manifests never change. So a reader sees a whole step or nothing of it, and an interrupted step is
+repeated exactly as planned.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def create_output_folder(folder: Path) -> None:
 
 
 def create_folder(folder: Path) -> None:
-    """Create a folder and its parents. Each is durable on return."""
+    """Create a folder and its missing parents. All created folders are durable on return."""
     if folder.is_dir():
         return
     create_folder(folder.parent)
@@ -83,7 +83,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def delete_temporary_files(folder: Path) -> None:
-    """Delete temporary files of killed runs below `folder`. The caller must hold the lock."""
+    """Delete the temporary files below `folder` that killed runs have left. The caller must hold the topic's lock."""
     for each in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
         if each.is_file():
             each.unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def delete_temporary_files(folder: Path) -> None:
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock file `path` during the block. If another process holds it, raise Busy with the sentence `what`."""
+    """Hold a lock on the file `path` during the `with` block. Raise Busy(`what`) if another process holds the lock."""
     create_folder(path.parent)
     with path.open("a") as file:
         try:
@@ -102,15 +102,15 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
 
 
 METADATA_FOLDER: Final = "_tfmq"
-"""Folder of the metadata. Readers of Parquet skip names that begin with "_" or "."."""
+"""Folder of plans, manifests and locks. Programs that read Parquet folders skip names that begin with "_" or "."."""
 ARCHIVE_FILE: Final = f"{METADATA_FOLDER}/@archive.json"
-""""@" is not valid in a topic name, so no topic's folder has this name."""
+"""File that identifies an archive. "@" is not valid in a topic's name, so no topic's folder can have this name."""
 HOUR_MS: Final = 3_600_000
 STEP_NAME: Final = re.compile(r"(\d{8})\.(plan|json)")
 FILE_NAME: Final = re.compile(r"(\d{5,})-(\d{10,})-(\d{20})-(\d{20})\.parquet")
-"""Partitions have at least five digits, incarnations at least ten."""
+"""Name of a Parquet file: partition (five digits or more), incarnation (ten or more), start and end of the piece."""
 TEMPORARY_SUFFIX: Final = ".part"
-"""Suffix of temporary files; their names begin with a dot."""
+"""Suffix of the names of temporary files, which also begin with a dot."""
 
 
 class ArchivePiece(NamedTuple):
@@ -124,13 +124,13 @@ class ArchivePiece(NamedTuple):
 
 
 def file_path(topic: str, hour: int, piece: ArchivePiece) -> str:
-    """Return the path of a piece's file for an hour (counted from 1970 in UTC), relative to the archive."""
+    """Return the path of a piece's file for one hour (the number of hours since 1970, UTC), relative to the archive."""
     moment = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC)
     return f"topic={topic}/date={moment:%Y-%m-%d}/hour={moment:%H}/{file_name(piece)}"
 
 
 def file_name(piece: ArchivePiece) -> str:
-    """Return the file name of a piece, which is the same for each hour."""
+    """Return the name of a piece's files: each hour has a file of this name in the folder of the hour."""
     return f"{piece.partition:05d}-{piece.incarnation:010d}-{piece.start:020d}-{piece.end:020d}.parquet"
 
 
@@ -139,7 +139,7 @@ def topic_folder(topic: str) -> str:
 
 
 def date_folder(append_ms: int) -> str:
-    """Return the folder name of a day, below the topic's folder; names sort by date."""
+    """Return the name of the folder for the day of `append_ms`, below the topic's folder. The names sort by date."""
     return f"date={datetime.fromtimestamp(append_ms / 1000, UTC):%Y-%m-%d}"
 
 
@@ -156,7 +156,7 @@ def manifest_path(topic: str, step: int) -> str:
 
 
 def aside_folder(topic: str) -> str:
-    """Return the folder for files of a step that could not be completed as planned."""
+    """Return the folder for files of a step that could not be completed as planned: they are moved there."""
     return f"{METADATA_FOLDER}/{topic}/aside"
 
 
@@ -201,7 +201,7 @@ class ArchiveFile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A step that is started: its pieces, and the gaps before them. `node`: the broker's id, "" if unknown."""
+    """The plan of a step: the pieces to archive, and the gaps before these pieces. `node`: broker's id, or ""."""
 
     step: int
     topic: str
@@ -232,7 +232,7 @@ def encode_object(body: dict[str, Any]) -> bytes:
 
 
 def decode_object(path: str, data: bytes) -> dict[str, Any]:
-    """Decode an object and verify its CRC. Raises Damaged, NotSupported, both naming `path`."""
+    """Decode the JSON of a plan or manifest and verify its CRC. Raises Damaged or NotSupported, which name `path`."""
     try:
         body = json.loads(data)
         crc = body.pop("crc")
@@ -279,7 +279,7 @@ def parse_manifest(body: dict[str, Any]) -> Manifest:
 
 
 class ArchiveFolder:
-    """The metadata files of an archive. `id` is permanent, also in copies of the archive."""
+    """Reads and writes plans and manifests of an archive. `id` is permanent, also in copies of the archive."""
 
     def __init__(self, folder: Path, archive_id: str) -> None:
         self.folder, self.id = folder, archive_id
@@ -337,10 +337,10 @@ class ArchiveFolder:
         return [self.manifest(topic, step) for step in self.steps(topic)]
 
     def check_no_lost_step(self, topic: str, last: Manifest | None) -> None:
-        """Raise Damaged if a file belongs to a step after `last`, the last completed step: its manifest was lost.
+        """Raise Damaged if a Parquet file belongs to a later step than `last`: then that step's manifest was lost.
 
-        Call this only if no step is started, since files of a started step have no manifest yet. To save time, only
-        files from the day of the first message in `last` on are checked.
+        `last`: manifest of the last completed step, or None. Call this only if no step is started, because the files of
+        a started step have no manifest yet. To save time, files of days before the first message in `last` are skipped.
         """
         step, files, ends = (last.plan.step, last.files, last.ends) if last is not None else (0, (), {})
         since = date_folder(min((each.first_ms for each in files), default=0))
@@ -358,7 +358,7 @@ class ArchiveFolder:
                 )
 
     def started_plan(self, topic: str, step: int) -> Plan | None:
-        """Return the plan of a step that is started and not completed, or None. Raises Damaged, NotSupported."""
+        """Return the plan of `step`; None if the step is not started, or is completed. Raises Damaged, NotSupported."""
         path = self.folder / plan_path(topic, step)
         return parse_plan(decode_object(str(path), path.read_bytes())) if path.is_file() else None
 

@@ -1,4 +1,4 @@
-"""Audit pipeline: checks every segment of data folders in parallel, and compares partitions and transaction journal.
+"""Audit pipeline: checks all segments of data folders in parallel, and compares partitions with transaction journals.
 
     python -m tfmq.spark.pipelines.audit DATA [DATA ...]
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class AuditResult(NamedTuple):
-    """Sums and findings of an audit, in the order of folders and offsets.
+    """Sums and findings of an audit; the findings are sorted by folder, topic, partition and offset.
 
     `bytes`, `blocks`, `messages`: amount of valid data · `tail_bytes`: size of incomplete blocks after the durable
-    offsets, which a running broker is still writing or the next start truncates · `pending`: number of messages that
-    are committed but not applied to their partitions yet · `seconds`: duration without the start of Spark · `untold`:
-    number of findings that are not listed in `findings`, because there are too many.
+    offsets, which a running broker is still writing, or which the next start will cut off · `pending`: number of
+    messages that are committed but not applied to their partitions yet · `seconds`: duration without the start of
+    Spark · `untold`: number of findings that are not listed in `findings`, because there are too many.
     """
 
     folders: list[str]
@@ -78,7 +78,6 @@ def make_result(
     more: Iterable[Finding],
     seconds: float,
 ) -> AuditResult:
-    """Combine the summaries of logs, the results of the comparison, and `more` findings."""
     findings = [*more, *(finding for chain in chains for finding in chain.findings)]
     for verdict in verdicts:
         findings.extend(_repeat_finding(logs, each) for each in verdict.repeats)
@@ -145,15 +144,15 @@ def _undecided_finding(logs: Sequence[AuditedLog], found: audit_compare.Undecide
 
 
 LOCATED_REPEATS_MAX: Final = 100
-"""Maximum number of repeats whose exact offsets are read from the files, in each part of the facts."""
+"""Maximum number of repeats for which a task that compares facts reads the exact offsets from the files."""
 
 
 class AuditJobs:
     """Spark jobs of an audit: check pieces (parts of segments) in parallel, then compare their facts in parallel.
 
     A fact is a row of numbers about messages (`Facts`): a run of up to 65,536 messages of one producer is one row. So
-    the jobs exchange little data, and never a message. Facts stay in Spark until `close`; `found` has the results of
-    the pieces without facts. `folders`: data folder -> its number in facts.
+    the jobs exchange little data, and never a message. Facts are stored in Spark until `close`; `found` has the results
+    of all pieces, without their facts. `folders`: data folder -> number of the folder in facts.
     """
 
     def __init__(self, context: SparkContext, logs: Sequence[AuditedLog], folders: Mapping[str, int]) -> None:
@@ -165,7 +164,7 @@ class AuditJobs:
         self.found: list[PieceResult] = []
 
     def check_pieces(self, pieces: Sequence[AuditPiece], progress: Progress) -> None:
-        """Check all pieces in tasks, and set `found`. Raises what Spark raises."""
+        """Check all pieces in tasks, and set `found` to the results. Raises the errors of Spark."""
         if not pieces:
             return
         logs, folders = self._broadcast(self._logs), self._folders
@@ -189,7 +188,7 @@ class AuditJobs:
     def compare_facts(
         self, more: Sequence[Facts], standings: Mapping[int, AppliedState], known: Mapping[int, JournalCoverage]
     ) -> list[ComparisonResult]:
-        """Compare the facts of all pieces and of `more`. `standings`: by log number; `known`: by folder number."""
+        """Compare the facts of all pieces and `more`. `standings`: by log number; `known`: by number of the folder."""
         context = self._context
         parts = max(1, context.defaultParallelism)
         mine: Any = context.parallelize(list(more), max(1, len(more)))
@@ -221,18 +220,17 @@ class AuditJobs:
 
 
 def group_pieces(pieces: Sequence[AuditPiece], size: int = audit_plan.PIECE_BYTES) -> list[list[AuditPiece]]:
-    """Group small adjacent pieces into tasks of about `size` bytes; the largest task is first."""
+    """Group adjacent pieces into tasks of up to `size` bytes, or of one larger piece; the largest task is first."""
     groups = group_small(pieces, lambda piece: piece.size, size)
     return sorted(groups, key=lambda group: -sum(piece.size for piece in group))
 
 
 EXIT_FINDINGS = 4
-"""Exit code if there are findings."""
 COLUMNS = ("kind", "data", "topic", "partition", "segment", "first", "next", "text", "do")
 
 
 def audit_folders(context: SparkContext, folders: Sequence[str], progress: Progress) -> AuditResult:
-    """Audit these data folders. Raises BadRequest (no data folder), OSError."""
+    """Audit the data folders `folders`. Raises BadRequest (no data folder), OSError."""
     begun = time.perf_counter()
     disk = RealDisk()
     folders = list(dict.fromkeys(folder.rstrip("/") or "/" for folder in folders))
@@ -259,7 +257,7 @@ def audit_folders(context: SparkContext, folders: Sequence[str], progress: Progr
 def read_journal_facts(
     context: SparkContext, folders: Sequence[str], logs: Sequence[AuditedLog]
 ) -> tuple[list[Facts], dict[int, JournalCoverage], list[Finding]]:
-    """Return facts of the transaction journals, the LSN ranges that each covers by folder number, and findings."""
+    """Return the facts of all transaction journals, the coverage of each (by number of its folder), and findings."""
     journals = [audit_journal.plan_journal(RealDisk(), data) for data in folders]
     files = [file for journal in journals for file in journal.files]
     read: list[tuple[str, audit_journal.JournalFileContents]] = []
@@ -279,14 +277,13 @@ def read_journal_facts(
 
 
 def find_missing_partitions(disk: Disk, data: str, topics: list[TopicRow], logs: Sequence[AuditedLog]) -> list[Finding]:
-    """Return findings for partitions without a folder, except of topics that were deleted since `topics` was read."""
+    """Return findings for partitions of `topics` without a folder, unless the topic was deleted during the audit."""
     still = {topic.incarnation for topic in audit_plan.read_catalog_topics(disk, data)}
     still_there = [topic for topic in topics if topic.incarnation in still]
     return audit_plan.find_missing_folders(data, still_there, [log for log in logs if log.data == data])
 
 
 def summarize_logs(logs: Sequence[AuditedLog], found: Sequence[PieceResult]) -> list[LogSummary]:
-    """Return the summary of each log; `found` has the results of all pieces."""
     of_log: dict[int, list[PieceResult]] = {log.number: [] for log in logs}
     for each in found:
         of_log[each.piece.log].append(each)

@@ -2,8 +2,8 @@
 
 `check_piece` runs in a task. It reads one piece (whole blocks of a segment), verifies the checksum of each block, which
 is in the block trailer (the bytes that close a block), and compares each block with the block before. `LogSummary`
-combines the results of a log's pieces on the driver. `Facts` describe the messages of a piece in numbers, which are
-compared with other pieces and with the transaction journal.
+combines the results of a log's pieces on the driver. `Facts` are rows of numbers about the messages of a piece. The
+audit compares them with the facts of other pieces and of the transaction journal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LostSources(NamedTuple):
 
 
 def find_missing_files(disk: Disk, log: AuditedLog, found: Sequence[PieceResult]) -> list[Finding]:
-    """Return findings for pieces of `log` whose file was missing in the task, and not deleted by retention."""
+    """Return findings for pieces of `log` whose file a task did not find, unless retention had deleted the piece."""
     gone = [each.piece for each in found if each.file_missing and each.piece.log == log.number]
     if not gone or not disk.exists(log.path):
         return []
@@ -51,22 +51,22 @@ def find_missing_files(disk: Disk, log: AuditedLog, found: Sequence[PieceResult]
 
 
 def _first_source(found: Iterable[PieceResult]) -> SourcePosition:
-    """Return the first source position in `found`, the results of pieces in the order of offsets."""
+    """Return the first source position in `found` (results in the order of offsets); LAST_SOURCE if there is none."""
     return next((each.first_source for each in found if each.first_source is not None), LAST_SOURCE)
 
 
 def _last_source(found: Sequence[PieceResult]) -> SourcePosition:
-    """Return the last source position in `found`, the results of pieces in the order of offsets."""
+    """Return the last source position in `found` (results in the order of offsets); FIRST_SOURCE if there is none."""
     return next((each.last_source for each in reversed(found) if each.last_source is not None), FIRST_SOURCE)
 
 
 class LogSummary:
     """Summary of the check of one log, from the results of all its pieces, in any order.
 
-    A source position names the commit, and the message in it, from which the broker wrote a block. `bytes`, `blocks`,
-    `records`: amount of valid data · `tail_bytes`: size of incomplete blocks after the durable offset · `applied`: the
-    highest source position in the log · `windows`: ranges of source positions whose messages the log may lack, because
-    part of the log is damaged, missing or deleted by retention.
+    `bytes`, `blocks`, `records`: amount of valid data · `tail_bytes`: size of incomplete blocks after the durable
+    offset · `applied`: the highest source position (commit, and message in the commit, from which the broker wrote a
+    block) in the log · `windows`: ranges of source positions whose messages the log may lack, because a part of the
+    log is damaged, missing or deleted by retention.
     """
 
     def __init__(self, log: AuditedLog, results: Sequence[PieceResult]) -> None:
@@ -84,7 +84,7 @@ class LogSummary:
         first = log.first_offset
         self._segments = [each for each in log.segments if each.base not in gone or not each.size or each.end > first]
         self._cut: dict[int, int] = {}
-        """Base of each file with a missing end -> the offset at which the missing bytes begin."""
+        """First offset of each segment whose end is missing -> offset at which the missing bytes begin."""
         self._check_segments()
         for number, each in enumerate(found):
             for stretch in each.damaged_ranges:
@@ -113,7 +113,7 @@ class LogSummary:
             self._report_missing_bytes(self._segments[-1], self._segments[-1].end, marks.durable)
 
     def _report_missing_bytes(self, before: AuditedSegment | None, first: int, next: int) -> None:
-        """Report the bytes from `first` to `next` as missing: whole files, or the end of the file `before`."""
+        """Report that offsets [first, next) are missing: whole segments, or the end of the segment `before`."""
         log = self.log
         low = _last_source([each for each in self._found if each.piece.next <= first])
         high = _first_source(each for each in self._found if each.piece.first >= next)
@@ -136,7 +136,7 @@ class LogSummary:
         self._add_finding(audit_plan.CUT, before.base, begins, next, text)
 
     def _torn_block_offset(self, segment: AuditedSegment) -> int | None:
-        """Return the offset of an incomplete block at the end of a file, or None."""
+        """Return the offset of an incomplete block at the end of a segment file; None if the file ends with a block."""
         last = next((each for each in reversed(self._found) if each.piece.base == segment.base), None)
         if last is None or last.piece.end != segment.size:
             return None
@@ -145,7 +145,7 @@ class LogSummary:
         return last.damaged_ranges[-1].first if last.damaged_ranges and last.damaged_ranges[-1].end else None
 
     def _report_damage(self, number: int, piece: AuditPiece, stretch: DamagedRange) -> None:
-        """Report a damaged range of piece `number`, unless the range is already reported as the end of a cut file."""
+        """Report the damaged range `stretch`, unless this range is already reported as the missing end of a file."""
         low = stretch.before or _last_source(self._found[:number])
         high = stretch.after or _first_source(self._found[number + 1 :])
         self.windows.append(LostSources(low, high, True))
@@ -165,7 +165,7 @@ class LogSummary:
         self._add_finding(audit_plan.ORDER, after.piece.base, begins, after.piece.next, text)
 
     def _check_start(self) -> None:
-        """Record which source positions retention has deleted; report a missing checkpoint."""
+        """Record the source positions whose messages retention has deleted, and report a missing checkpoint."""
         marks = self.log.checkpoint
         begins = self._segments[0].base if self._segments else 0
         if marks is None and not self.log.checkpoint_damaged and any(each.size for each in self._segments):
@@ -180,7 +180,7 @@ class LogSummary:
 RUN, EXPECTED, FORBIDDEN, APPEND, DECISION = range(5)
 
 RUN_COUNT_MAX: Final = 1 << 16
-"""Maximum messages of a run: to locate a repeated message, the audit reads the part of the log with its run."""
+"""Maximum messages in a row of kind RUN, because the audit reads all messages of a row to locate a repeated one."""
 _ROW: Final = 6
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -189,10 +189,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Facts(NamedTuple):
     """Table of facts about messages, which the audit compares with facts of other pieces and of the journal.
 
-    Each row is one fact. Its `kind` is one of:
+    Each row is one fact. The `kind` of a fact is one of:
     - RUN: a log has these consecutive messages of one producer
-    - EXPECTED: a log must have these messages, since their transaction was committed
-    - FORBIDDEN: a log must not have these messages, since their transaction was not committed
+    - EXPECTED: a log must have these messages, because their transaction was committed
+    - FORBIDDEN: a log must not have these messages, because their transaction was not committed
     - APPEND: a block of a log was applied from a transaction
     - DECISION: the transaction journal has a commit
 
@@ -200,8 +200,7 @@ class Facts(NamedTuple):
     of the commit · `count`: number of messages · `log`: number of the log in the plan · `offset`, `next`: where the
     messages begin and end in the log; in EXPECTED and FORBIDDEN, LSN of the commit (0: none) and epoch of the
     transaction · `extra`: in EXPECTED, number of the last message within its commit; in FORBIDDEN, whether the
-    transaction was rolled back; in APPEND and DECISION, id of the journal. Columns are u64; `folder`, `kind`, `log`
-    i64.
+    transaction was rolled back; in APPEND and DECISION, id of the journal. Types: u64; `folder`, `kind`, `log`: i64.
     """
 
     folder: Array
@@ -214,7 +213,7 @@ class Facts(NamedTuple):
     extra: Array
 
     def select(self, chosen: Any) -> Facts:
-        """Return the facts that a mask or an array of indexes selects."""
+        """Return the facts for which the mask `chosen` is true, or whose indexes `chosen` has."""
         return Facts(*(column[chosen] for column in self))
 
     def of_kind(self, kind: int) -> Facts:
@@ -241,14 +240,14 @@ def concatenate_facts(parts: list[Facts]) -> Facts:
 
 
 def split_facts(facts: Facts, parts: int) -> list[tuple[int, Facts]]:
-    """Split facts into numbered parts; facts of one producer, and facts of nearby LSNs, are in the same part."""
+    """Split facts into numbered parts. Facts about one producer's messages, or about one commit, share a part."""
     mixed = (facts.key >> np.uint64(SEQUENCE_BITS)) + facts.folder.astype(np.uint64)
     numbers = mixed % np.uint64(parts)
     return [(number, facts.select(numbers == number)) for number in map(int, np.unique(numbers))]
 
 
 class FactCollector:
-    """Collects the facts of one piece, which must be added in the order of offsets."""
+    """Collects the facts of one piece. The messages must be added in the order of their offsets."""
 
     def __init__(self, folder: int, log: int) -> None:
         self._folder, self._log = folder, log
@@ -268,7 +267,7 @@ class FactCollector:
         self._rows.append(row)
 
     def add_append(self, journal: int, place: int, count: int, offset: int, next: int) -> None:
-        """Add a block that was applied from a transaction; `place`: LSN of the commit; `journal`: id of the journal."""
+        """Add a block that was applied from a transaction. `place`: LSN of the commit; `journal`: the journal's id."""
         row = self._append
         if row is not None and (row[0], row[5], row[4]) == (place, journal, offset):
             row[2] += count
@@ -285,11 +284,11 @@ FINDINGS_MAX: Final = 1000
 """Maximum number of findings listed for a piece; further findings are left out."""
 
 SourcePosition = tuple[int, int]
-"""Which commit a block was applied from: (LSN of the commit, number of the block's last message within the commit)."""
+"""The commit from which a block was applied: (LSN of the commit, number of the block's last message in the commit)."""
 
 
 class DamagedRange(NamedTuple):
-    """Unreadable offsets [first, next), the source positions `before` and `after`; `end`: no valid block follows."""
+    """Unreadable offsets [first, next), with the source positions before and after. `end`: no valid block follows."""
 
     first: int
     next: int
@@ -305,7 +304,7 @@ class PieceResult:
 
     `bytes`, `blocks`, `records`: amount of valid data · `first_ordinal`: ordinal (number in the partition) of the first
     record · `next_ordinal`: ordinal after the last record · `torn_at`: if the log ends with unreadable bytes after the
-    durable offset, the offset where these begin; such bytes are an incomplete write, no damage.
+    durable offset, the offset where these bytes begin; they are an incomplete write, and not damage.
     """
 
     piece: AuditPiece
@@ -324,7 +323,7 @@ class PieceResult:
 
 
 def check_piece(disk: Disk, log: AuditedLog, piece: AuditPiece, folder: int) -> PieceResult:
-    """Read and check a piece; damage and read errors become findings. `folder`: number of the piece's data folder."""
+    """Read and check a piece. Damage and read errors are in the result, not raised. `folder`: number of the folder."""
     checker = _PieceChecker(disk, log, piece, folder)
     try:
         checker.check()
@@ -345,7 +344,7 @@ class _PieceChecker:
         self.result = PieceResult(piece)
         self.collector = FactCollector(folder, log.number)
         self._without_after: list[int] = []
-        """Indexes of the damaged ranges after which no source position was found yet."""
+        """Indexes in `result.damaged_ranges` of the ranges after which no source position was found yet."""
 
     def add_finding(self, kind: str, first: int, next: int, text: str) -> None:
         if len(self.result.findings) < FINDINGS_MAX:
@@ -384,7 +383,7 @@ class _PieceChecker:
             self.result.first_ordinal = good.trailer.first_ordinal
 
     def _add_damaged_range(self, position: int, reason: str, end: bool) -> None:
-        """Record that nothing can be read up to `position`. `end`: no valid block follows."""
+        """Record that the file is unreadable from `self.offset` up to `position`. `end`: no valid block follows."""
         result = self.result
         first, self.offset = self.offset, self.piece.base + position
         self.previous, result.next_ordinal = None, None
@@ -435,7 +434,7 @@ class _PieceChecker:
 
 
 def _name_damaged_record(segment: Segment, position: int, control: BlockTrailer) -> str:
-    """Return the text that names the first damaged record of a block; or why none can be named."""
+    """Return a text that names the first damaged record of a block, or says why no record can be named."""
     data = memoryview(segment.pread(control.size, position))
     try:
         for record in records_of(data):

@@ -1,9 +1,9 @@
-"""Comparison of facts: finds repeated ids, and missing or forbidden transaction messages.
+"""Comparison of facts (rows of numbers about messages): finds repeated ids, and missing or forbidden messages.
 
 Two records with the same id are always an error within the topics of a broker. A producer id is leased once, and each
 of its sequences is assigned to one message; a partition recognizes a send that is repeated. Messages of transactions,
-delayed messages and messages of schedules are first stored elsewhere; each is applied to its partition once, because
-the partition records the source position up to which messages are applied.
+delayed messages and messages of schedules are first stored elsewhere. Each is applied to its partition once, because
+the partition records the source position up to which messages are applied. A task compares one part of all facts.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tfmq.spark.pipelines.audit_check import Array, Facts, SourcePosition
 from tfmq.spark.pipelines.audit_plan import AuditedLog
 
 LISTED_MAX: Final = 1000
-"""Maximum number of findings of each kind listed in one part of the facts; further findings are only counted."""
+"""Maximum number of findings of each kind that are listed for one part of the facts; others are only counted."""
 
 
 class AppliedState(NamedTuple):
-    """The highest source position `applied` to a log, and `windows` of positions whose messages the log may lack."""
+    """The highest source position `applied` to a log; `windows`: source positions whose messages the log may lack."""
 
     applied: SourcePosition = audit_check.FIRST_SOURCE
     windows: Sequence[audit_check.LostSources] = ()
 
 
 class JournalCoverage(NamedTuple):
-    """The LSN ranges (`spans`) that a data folder's transaction journal still has completely."""
+    """The LSN ranges (`spans`) of which a data folder's transaction journal still has all entries."""
 
     journal_id: int = 0
     spans: Sequence[tuple[int, int]] = ()
@@ -63,7 +63,7 @@ class MissingMessages(NamedTuple):
 
 
 class UncommittedMessages(NamedTuple):
-    """Messages in a log whose transaction was rolled back or has no decision."""
+    """Messages in a log whose transaction was rolled back, or neither committed nor rolled back."""
 
     log: int
     epoch: int
@@ -73,7 +73,7 @@ class UncommittedMessages(NamedTuple):
 
 
 class UndecidedAppend(NamedTuple):
-    """An append whose source position has an LSN (`place`) at which the journal has no decision."""
+    """An append that names as its source a commit at the LSN `place`, where the journal has no commit."""
 
     log: int
     place: int
@@ -82,7 +82,7 @@ class UndecidedAppend(NamedTuple):
 
 
 class ComparisonResult(NamedTuple):
-    """What is wrong in one part of the facts; each list has at most LISTED_MAX items.
+    """The faults found in one part of the facts; each list has at most LISTED_MAX items.
 
     `pending`: number of messages that are committed but not applied to their partitions yet · `untold`: number of items
     that were left out of the lists.
@@ -99,7 +99,7 @@ class ComparisonResult(NamedTuple):
 def compare_sides(
     facts: Facts, applied_states: Mapping[int, AppliedState], coverage: Mapping[int, JournalCoverage]
 ) -> ComparisonResult:
-    """Compare the facts of one part. `applied_states` by log number, `coverage` by folder number."""
+    """Compare the facts of one part. `applied_states`: by number of the log; `coverage`: by number of the folder."""
     repeats: list[RepeatedMessages] = []
     lacks: list[MissingMessages] = []
     excesses: list[UncommittedMessages] = []
@@ -127,7 +127,7 @@ def compare_sides(
 
 
 def find_repeats(runs: Facts) -> Iterator[RepeatedMessages]:
-    """Yield the messages of each run whose ids are also in an earlier run, in the order of ids."""
+    """Yield by id the messages of each run (consecutive ids of a producer) whose ids are also in an earlier run."""
     if runs.row_count < 2:
         return
     runs = runs.select(np.lexsort((runs.offset, runs.log, runs.key)))
@@ -145,7 +145,7 @@ def find_repeats(runs: Facts) -> Iterator[RepeatedMessages]:
 def find_missing(
     runs: Facts, wanted: Facts, standings: Mapping[int, AppliedState]
 ) -> tuple[list[MissingMessages], int]:
-    """Return the missing messages of committed transactions, and the number of messages that are not applied yet."""
+    """Return the messages in `wanted` that logs (`runs`) have lost, and the number that is not applied to logs yet."""
     found: list[MissingMessages] = []
     late = 0
     for log in np.unique(wanted.log):
@@ -163,7 +163,7 @@ def find_missing(
 
 
 def find_uncommitted(runs: Facts, forbidden: Facts) -> Iterator[UncommittedMessages]:
-    """Yield messages of uncommitted transactions (`forbidden`) that are in partitions (`runs`)."""
+    """Yield messages that are in partitions (`runs`), although their transaction is not committed (`forbidden`)."""
     for log in np.unique(forbidden.log):
         here = forbidden.select(forbidden.log == log)
         covered = _count_covered(runs.select(runs.log == log), here)
@@ -174,10 +174,10 @@ def find_uncommitted(runs: Facts, forbidden: Facts) -> Iterator[UncommittedMessa
 
 
 def find_undecided(appends: Facts, decisions: Facts, known: JournalCoverage) -> Iterator[UndecidedAppend]:
-    """Yield the appends applied from a commit that is not in `decisions`, although the journal still has its LSN.
+    """Yield the appends whose source is a commit that is not in `decisions`, although the journal still has its LSN.
 
-    `known`: the LSN ranges that the journal still has. An append with an LSN after the end of the journal is yielded as
-    well, since the journal cannot have such a commit.
+    `known`: the LSN ranges that the journal still has. An append whose source is after the end of the journal is
+    yielded as well, because the journal never had such a commit.
     """
     if not known.spans or not appends.row_count:
         return
@@ -190,7 +190,7 @@ def find_undecided(appends: Facts, decisions: Facts, known: JournalCoverage) -> 
 
 
 def _count_covered(runs: Facts, asked: Facts) -> Array:
-    """Return for each row of `asked` how many of its ids are in `runs`; repeated ids count once."""
+    """Return for each row of `asked` how many of its ids are in `runs`. An id that is in several runs counts once."""
     if not runs.row_count:
         return np.zeros(asked.row_count, np.uint64)
     order = np.argsort(runs.key, kind="stable")
@@ -204,7 +204,7 @@ def _count_covered(runs: Facts, asked: Facts) -> Array:
 
 
 def _count_below(starts: Array, ends: Array, before: Array, ids: Array) -> Array:
-    """Return for each of `ids` how many smaller ids are in the spans. `before`: number of ids before each span."""
+    """Return for each of `ids` how many smaller ids are in ranges [starts, ends). `before`: ids before each range."""
     at = np.searchsorted(starts, ids, side="right")
     last = np.maximum(at, 1) - 1
     inside = np.minimum(ids, ends[last]) - np.minimum(starts[last], ids)
@@ -216,7 +216,7 @@ READ_BYTES: Final = 1 << 20
 
 
 def locate_repeat(disk: Disk, logs: list[AuditedLog], repeat: RepeatedMessages) -> RepeatedMessages:
-    """Return `repeat` with the exact offsets of its messages; if they are not found, with the offsets of the runs."""
+    """Return `repeat` with the exact offsets of its messages, read from the files; unchanged if they are not found."""
     ids = repeat.first_id, repeat.first_id + repeat.count
     here = _locate_records(disk, logs[repeat.log], repeat.offset, repeat.next, *ids)
     there = _locate_records(disk, logs[repeat.other_log], repeat.other_offset, repeat.other_next, *ids)
@@ -224,7 +224,7 @@ def locate_repeat(disk: Disk, logs: list[AuditedLog], repeat: RepeatedMessages) 
 
 
 def _locate_records(disk: Disk, log: AuditedLog, offset: int, next: int, first_id: int, end_id: int) -> tuple[int, int]:
-    """Return where the records with these ids begin and end; `offset` and `next` if there are none."""
+    """Return the offsets [start, end) of the records with ids [first_id, end_id); (`offset`, `next`) if none."""
     segment = max((each for each in log.segments if each.base <= offset), default=None)
     if segment is None:
         return offset, next

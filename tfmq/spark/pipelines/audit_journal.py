@@ -1,4 +1,4 @@
-"""Facts from the transaction journal of a data folder, which the audit compares with the partitions there.
+"""Facts (rows of numbers) from a data folder's transaction journal. The audit compares them with the partitions.
 
 Each journal file is read by a task of its own; `expected_facts` combines the contents. The broker deletes a journal
 file when all transactions in it are complete, so there are no facts about transactions in deleted files.
@@ -27,11 +27,11 @@ from tfmq.transaction import journal_records as records
 COMMITS: Final = (records.CommitRecord, records.LocalCommitRecord, records.HeuristicCommitRecord)
 ROLLBACKS: Final = (records.RollbackRecord, records.LocalRollbackRecord, records.HeuristicRollbackRecord)
 UNKNOWN_NUMBER: Final = 1 << 62
-"""Number of a message within its commit if that is unknown, for example because a journal file was deleted."""
+"""Used for the number of a message within its commit if unknown, for example after a journal file was deleted."""
 
 
 class JournalFilePlan(NamedTuple):
-    """One journal file to read, from the LSN `first` to `end`. What is before `durable_end` is durable."""
+    """One journal file: from LSN `first` to `end`, durable up to `durable_end`. `seed`: start value of checksums."""
 
     data: str
     number: int
@@ -42,7 +42,7 @@ class JournalFilePlan(NamedTuple):
 
 
 class JournalPlan(NamedTuple):
-    """The files of a data folder's transaction journal. `journal_id` 0: none can be read."""
+    """The files of a data folder's transaction journal. `journal_id` 0: there is no journal, or it is unreadable."""
 
     data: str
     journal_id: int
@@ -51,7 +51,10 @@ class JournalPlan(NamedTuple):
 
 
 class JournalMessages(NamedTuple):
-    """Consecutive messages of a transaction in one journal entry. `place`: LSN of the entry, or of the one copied."""
+    """Consecutive messages of a transaction in one journal entry.
+
+    `place`: LSN of the entry · `copied`: compaction has made the entry as a copy; `place` is the LSN of the original.
+    """
 
     place: int
     epoch: int
@@ -62,7 +65,7 @@ class JournalMessages(NamedTuple):
 
 
 class JournalFileContents(NamedTuple):
-    """What the audit needs of one journal file. The epoch of a transaction is its unique number.
+    """The contents of one journal file that the audit uses. The epoch of a transaction is its unique number.
 
     `decisions`: LSN of each commit and the epochs of the transactions that it commits; a commit group commits several
     transactions at once · `rolled_back`: epochs of transactions that were rolled back · `spans`: LSN ranges read
@@ -78,7 +81,10 @@ class JournalFileContents(NamedTuple):
 
 
 def plan_journal(disk: Disk, data: str) -> JournalPlan:
-    """Plan the files of a journal. Call this after reading the partitions: all they have is in the journal by then."""
+    """Plan which files of a journal to read.
+
+    Call this after reading the partitions: then the journal has an entry for every message that was found there.
+    """
     folder = filenames.join(data, filenames.TRANSACTIONS_FOLDER)
     if not is_journal(disk, folder):
         return JournalPlan(data, 0, [], [])
@@ -122,7 +128,7 @@ def _journal_finding(data: str, file: str, first: int, next: int, text: str) -> 
 
 
 def read_journal_file(disk: Disk, plan: JournalFilePlan) -> JournalFileContents:
-    """Read all entries of one file; empty if the file was deleted meanwhile."""
+    """Read all entries of one file. Return empty contents if the file was deleted after it was planned."""
     found = JournalFileContents([], [], [], [], [], [])
     name = filenames.journal_name(plan.number)
     path = filenames.join(filenames.join(plan.data, filenames.TRANSACTIONS_FOLDER), name)
@@ -175,7 +181,7 @@ def _add_entry(entry: JournalEntry, found: JournalFileContents) -> None:
 
 
 def join_spans(found: Sequence[JournalFileContents]) -> list[tuple[int, int]]:
-    """Return the LSN ranges that the journal still covers, joined where files are adjacent."""
+    """Return the LSN ranges that were read without a gap; ranges of adjacent files are joined."""
     joined_spans: list[tuple[int, int]] = []
     for first, next in sorted(span for each in found for span in each.spans):
         if joined_spans and first <= joined_spans[-1][1] + FILE_HEADER_SIZE:
@@ -188,7 +194,7 @@ def join_spans(found: Sequence[JournalFileContents]) -> list[tuple[int, int]]:
 def expected_facts(
     plan: JournalPlan, found: Sequence[JournalFileContents], folder: int, logs: Mapping[int, int]
 ) -> Facts:
-    """Return a journal's facts: messages that partitions must or must not have, and commits.
+    """Return the facts of a journal: messages that partitions must have or must not have, and commits.
 
     `plan`, `found`: the journal's files and their contents · `folder`: number of the data folder in facts · `logs`: log
     id -> number of the log in facts. A log that is not in `logs` belongs to a deleted topic, so its messages are left
@@ -211,7 +217,7 @@ def expected_facts(
         elif epoch in rolled or message.place >= known_from:
             row = [message.first_id, FORBIDDEN, message.count, 0, epoch, int(epoch in rolled)]
         else:
-            continue  # no commit or rollback was found, and the file that has it may be deleted
+            continue  # no commit or rollback was found: it may have been in a file that is deleted now
         rows.setdefault(message.log_id, []).append(row)
     facts += [make_facts(folder, logs[log_id], each) for log_id, each in rows.items() if log_id in logs]
     return concatenate_facts(facts)
@@ -220,7 +226,10 @@ def expected_facts(
 def _number_messages(
     found: Sequence[JournalFileContents], of_epoch: Mapping[int, tuple[int, int]]
 ) -> Iterator[tuple[JournalMessages, int]]:
-    """Yield each row of messages once, with the number of its last message within the commit, or UNKNOWN_NUMBER."""
+    """Yield (messages, number of the last of these messages within its commit) for all messages, without duplicates.
+
+    The number is UNKNOWN_NUMBER if some messages of the commit are not found, or are found only as copies.
+    """
     once: dict[tuple[int, int], JournalMessages] = {}
     for message in (message for each in found for message in each.messages):
         known = once.get((message.epoch, message.first_id))
@@ -240,7 +249,7 @@ def _number_messages(
 def _unnumbered_decisions(
     found: Sequence[JournalFileContents], messages: Collection[JournalMessages], of_epoch: Mapping[int, tuple[int, int]]
 ) -> set[int]:
-    """Return the LSNs of commits with messages that are copies, or that were deleted with their journal file."""
+    """Return the LSNs of commits of which some messages are copies, or were deleted with their journal file."""
     has: Counter[int] = Counter()
     for message in messages:
         has[message.epoch] += message.count

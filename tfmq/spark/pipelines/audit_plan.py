@@ -1,7 +1,7 @@
 """Plan of an audit: the logs in data folders, with their segments split into pieces; and the class of findings.
 
 To make the plan, only file names and sizes, checkpoints, indexes and the catalog of topics are read. A piece begins and
-ends at a block boundary; the block trailer (the bytes that close a block) before a boundary confirms it. So tasks can
+ends between two blocks, which the block trailer (the bytes that close a block) before the cut confirms. So tasks can
 check pieces independently and in any order.
 """
 
@@ -27,10 +27,10 @@ from tfmq.broker.catalog_state import OPEN, CatalogState, TopicRow
 from tfmq.errors import BadRequest
 
 PIECE_BYTES: Final = 64 << 20
-"""Target size of a task: about 1/4 s of work, so that all cores end at about the same time."""
+"""Bytes that a task checks, in about 1/4 s: tasks are small, so that all cores end at about the same time."""
 
 LISTING_ATTEMPTS: Final = 3
-"""Attempts to list files, because a running broker may delete files meanwhile."""
+"""Attempts to list and open files, because a running broker may delete files that were listed."""
 
 CATALOG_FOLDER: Final = "meta"
 CATALOG_SUFFIX: Final = ".catalog"
@@ -39,7 +39,7 @@ OWN_LOGS: Final = ((CATALOG_FOLDER, CATALOG_SUFFIX), ("delay/arrivals", ".arriva
 
 
 class AuditedSegment(NamedTuple):
-    """One segment file, which begins at offset `base`. `indexed_size`: its size by its index file, or None."""
+    """A segment file that begins at offset `base`. `indexed_size`: its size according to its index file, or None."""
 
     base: int
     size: int
@@ -51,7 +51,7 @@ class AuditedSegment(NamedTuple):
 
 
 class AuditedLog(NamedTuple):
-    """A log. `partition` -1: an internal log of the broker. `checkpoint` None: missing or damaged."""
+    """A log, as `number` in the plan. `partition` -1: an internal log of the broker. `checkpoint` None: unreadable."""
 
     number: int
     data: str
@@ -74,14 +74,14 @@ class AuditedLog(NamedTuple):
 
     @property
     def durable_offset(self) -> int:
-        """The durable offset. Bytes after it may be torn, or truncated by the next start."""
+        """The durable offset. Blocks after it may be incomplete, and the next start may cut them off."""
         return self.checkpoint.durable if self.checkpoint is not None else 0
 
     def segment_file_name(self, base: int) -> str:
         return filenames.segment_name(base, self.suffix)
 
     def make_finding(self, kind: str, base: int | None, first: int, next: int, text: str) -> Finding:
-        """Return a finding in this log, in the segment at `base`."""
+        """Return a finding about the offsets [first, next) of this log, in the segment that begins at `base`."""
         segment = "" if base is None else self.segment_file_name(base)
         return Finding(kind, self.data, self.topic, self.partition, segment, first, next, text)
 
@@ -115,7 +115,7 @@ class AuditPiece(NamedTuple):
 
 
 class AuditPlan(NamedTuple):
-    """Logs by their number, pieces in the order of logs and offsets, and findings about what cannot be read."""
+    """Logs (a log's number is its index), pieces in the order of logs and offsets, findings about unreadable files."""
 
     logs: list[AuditedLog]
     pieces: list[AuditPiece]
@@ -123,7 +123,7 @@ class AuditPlan(NamedTuple):
 
 
 def check_folders(disk: Disk, folders: Sequence[str]) -> None:
-    """Check that these are data folders. Raises BadRequest, OSError."""
+    """Raise BadRequest if one of `folders` is no data folder of a broker."""
     for data in folders:
         if not disk.exists(data) or not disk.is_folder(data):
             raise BadRequest(f"{data} is not a folder; name the data folder of a broker (its --data).")
@@ -136,7 +136,7 @@ def _no_partition_error(data: str) -> BadRequest:
 
 
 def make_plan(disk: Disk, folders: Sequence[str], piece_bytes: int = PIECE_BYTES) -> AuditPlan:
-    """Plan the audit of these data folders. Raises BadRequest (no data folder), OSError."""
+    """Plan the audit of the data folders `folders`. Raises BadRequest (no data folder), OSError."""
     made = AuditPlan([], [], [])
     check_folders(disk, folders)
     for data in folders:
@@ -149,7 +149,7 @@ def make_plan(disk: Disk, folders: Sequence[str], piece_bytes: int = PIECE_BYTES
 
 
 def _plan_folder(disk: Disk, data: str, child: str, suffix: str, made: AuditPlan, piece_bytes: int) -> None:
-    """Add the log in the folder `child` to the plan `made`, unless the topic is deleted meanwhile."""
+    """Add the log in the folder `child` to the plan `made`. Do nothing if the topic is being deleted."""
     findings = len(made.findings)
     for tried in range(LISTING_ATTEMPTS):
         try:
@@ -180,8 +180,8 @@ def _plan_log(disk: Disk, data: str, folder: str, suffix: str, made: AuditPlan) 
     parsed = filenames.parse_partition_folder(folder) or (folder, -1)
     log = AuditedLog(len(made.logs), data, folder, *parsed, suffix, None, None, ())
     try:
-        # The checkpoint must be read before the segments are listed: if the broker writes meanwhile, the segments are
-        # then longer than the checkpoint says, and not shorter, which would look like missing bytes.
+        # The checkpoint must be read before the segments are listed. If the broker appends between the two, the
+        # segments are longer than the checkpoint says. In the other order they would be shorter, as if bytes were lost.
         log_id, marks = _read_checkpoint(disk, path)
     except (Corrupt, NewerFormat) as error:
         log_id = marks = None
@@ -189,7 +189,7 @@ def _plan_log(disk: Disk, data: str, folder: str, suffix: str, made: AuditPlan) 
         made.findings.append(log.make_finding(MARK, None, 0, 0, f"{filenames.log_checkpoint_name()}: {error}"))
     bases = _segment_bases(disk, path, suffix)
     if marks is None and bases and not log.checkpoint_damaged:
-        with suppress(Corrupt, NewerFormat):  # the topic was created between the two reads
+        with suppress(Corrupt, NewerFormat):  # read again: the topic may have been created after the first read
             log_id, marks = _read_checkpoint(disk, path)
     if marks is not None and bases and marks.first < bases[0]:
         marks = marks._replace(first=current_first_offset(disk, log, marks.first))
@@ -215,7 +215,7 @@ def _segment_bases(disk: Disk, path: str, suffix: str) -> list[int]:
 
 
 def current_first_offset(disk: Disk, log: AuditedLog, first: int) -> int:
-    """Return the first offset of a log now; `first` if its checkpoint cannot be read."""
+    """Return the first offset that the log's checkpoint names now; `first` if the checkpoint cannot be read."""
     try:
         marks = _read_checkpoint(disk, log.path)[1]
     except (Corrupt, NewerFormat, OSError):
@@ -224,7 +224,7 @@ def current_first_offset(disk: Disk, log: AuditedLog, first: int) -> int:
 
 
 def _read_checkpoint(disk: Disk, path: str) -> tuple[int | None, LogCheckpoint | None]:
-    """Return (log id, checkpoint) of a log; (None, None) without a file. Raises Corrupt, NewerFormat."""
+    """Return (log id, checkpoint) of a log; (None, None) if there is no checkpoint. Raises Corrupt, NewerFormat."""
     place = filenames.join(path, filenames.log_checkpoint_name())
     found = DualSlotFile(disk, place).read()
     if found is None:
@@ -240,8 +240,8 @@ def _plan_segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: 
     size = disk.size(filenames.join(path, filenames.segment_name(base, suffix)))
     if log_id is None:
         return AuditedSegment(base, size, None)
-    # 1 << 40 is above any segment size, so no index entry is ignored: if the segment file was cut, the index shows how
-    # long the file must be.
+    # 1 << 40 is above any segment size, so no index entry is ignored. If the segment file lost its end, the index shows
+    # how long the file must be.
     index = SegmentIndex.load(disk, filenames.join(path, filenames.index_name(base)), base, log_id, 1 << 40)
     return AuditedSegment(base, size, index.end if len(index) else None)
 
@@ -258,7 +258,7 @@ def _split_segments(disk: Disk, log: AuditedLog, piece_bytes: int) -> list[Audit
 
 
 def _find_cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes: int) -> list[int]:
-    """Return positions about `piece_bytes` apart where a block ends: a block trailer before each confirms that."""
+    """Return positions, about `piece_bytes` apart, at which blocks end. The block trailer before each was checked."""
     if log.log_id is None or segment.size < 2 * piece_bytes:
         return []
     path = filenames.join(log.path, filenames.index_name(segment.base))
@@ -287,7 +287,7 @@ CATALOG_LOG_ID: Final = 1 << 24
 
 
 def read_catalog_topics(disk: Disk, data: str) -> list[TopicRow]:
-    """Return the topics in the catalog (the broker's log of topics) of a data folder; [] if it is damaged or missing.
+    """Return the topics in the catalog (the broker's log of topics) of a data folder; [] if that is damaged or missing.
 
     Topics that are just being created or deleted are left out. Damage is not reported here, since the catalog is
     audited like other logs. Call this before the partition folders are listed, so that every returned topic has its
@@ -318,7 +318,7 @@ def _catalog_blocks(disk: Disk, folder: str, offset: int) -> Iterator[Block]:
 
 
 def find_missing_folders(data: str, topics: list[TopicRow], logs: list[AuditedLog]) -> list[Finding]:
-    """Return findings for partitions of `topics` whose folder is not among `logs`, or is of another log."""
+    """Return findings for partitions of `topics` that are not in `logs`, or that have another log id there."""
     there = {(log.topic, log.partition): log for log in logs}
     findings = []
     for topic in topics:
@@ -372,14 +372,14 @@ ADVICE: Final = {
     NO_DECISION: "the journal may be of another time than the partitions: put both back from one backup",
     JOURNAL: "stop the broker and run `tfmq log verify DATA`, then `tfmq log repair DATA`",
 }
-"""Kind of a finding -> what to do about it."""
+"""Kind of a finding -> text for the operator: what to do about it."""
 
 
 class Finding(NamedTuple):
     """One fault that the audit found.
 
-    `data`: the data folder · `segment`: name of the file, "" if the finding is about the whole folder · `first`,
-    `next`: the fault is at offsets [first, next) of the partition, or at these LSNs of the transaction journal.
+    `data`: the data folder · `segment`: name of the file, "" if the fault is in no single file · `first`, `next`: the
+    fault is at offsets [first, next) of the partition, or at the LSNs [first, next) of the transaction journal.
     """
 
     kind: str

@@ -40,7 +40,7 @@ HELP: Final = {"help_option_names": ["-h", "--help"]}
 PROGRAM: Final = "python -m tfmq.spark.pipelines"
 MASTER: Final = "local[*]"
 UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit in the environment of the program that it runs."""
+"""Environment variable that spark-submit sets for the program that it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Job:
 
     @contextmanager
     def spark(self) -> Iterator[SparkSession]:
-        """Yield the active Spark session, else a new one, which is stopped at the end. Raises as `start_session`."""
+        """Yield the active Spark session; else start one for the `with` block. Raises the errors of `start_session`."""
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
@@ -70,19 +70,19 @@ class Job:
 
     @contextmanager
     def tasks(self) -> Iterator[SparkTaskRunner]:
-        """Yield a runner of Spark tasks; its session starts at the first call and ends with the block."""
+        """Yield a runner of Spark tasks. Its Spark session starts at the first call and ends with the `with` block."""
         with ExitStack() as stack:
             yield SparkTaskRunner(lambda: stack.enter_context(self.spark()))
 
 
 @contextmanager
 def single_interrupt() -> Iterator[Callable[[], None]]:
-    """Turn Ctrl-C in the block into one KeyboardInterrupt, without output on standard error.
+    """Turn Ctrl-C in the `with` block into one KeyboardInterrupt, without output on standard error.
 
     When Spark starts, it replaces the handler of SIGINT by one that calls Java to cancel the running job. The call
     fails if another call to Java is in progress, and py4j logs tracebacks to the root logger. So this context yields a
-    function that restores the former handler, which the caller must call right after starting Spark. It also suppresses
-    the tracebacks of py4j.
+    function that restores the former handler; the caller must call this function right after Spark has started. The
+    context also suppresses the tracebacks of py4j.
     """
     silent = logging.NullHandler()
     logging.getLogger().addHandler(silent)
@@ -106,7 +106,7 @@ def single_interrupt() -> Iterator[Callable[[], None]]:
 
 
 def start_session(title: str, master: str | None) -> SparkSession:
-    """Start a quiet session for one run. Raises NotSupported (no Java), BadRequest (an unknown master)."""
+    """Start a Spark session that prints no progress. Raises NotSupported (no Java), BadRequest (an unknown master)."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -132,7 +132,7 @@ def start_session(title: str, master: str | None) -> SparkSession:
 
 
 def pipeline_options(name: str) -> Callable[[Function], Function]:
-    """Add the options that all pipelines have; the command gets them as one argument `job`."""
+    """Return a decorator that adds the options of all pipelines; the command gets a `Job` as its argument `job`."""
 
     def decorate(command: Function) -> Function:
         @click.option("--master", metavar="URL", help=f"Spark's master [spark-submit's, else {MASTER}].")
@@ -149,7 +149,7 @@ def pipeline_options(name: str) -> Callable[[Function], Function]:
 
 
 def check_topics(topics: Sequence[str], everything: bool) -> None:
-    """Check that either topics or --all are given. Raises UsageError."""
+    """Raise UsageError unless either topics or --all are given, and not both."""
     if bool(topics) == everything:
         raise click.UsageError(f"name the topics, or give --all{', not both' if everything else ''}.")
 
@@ -159,14 +159,14 @@ def to_ms(moment: datetime | None) -> int | None:
 
 
 def parse_window(since: datetime | None, until: datetime | None) -> tuple[int | None, int | None]:
-    """Return both ends of a range of append times, in ms since 1970. Raises BadParameter if it is empty."""
+    """Return both ends of a range of append times, in ms since 1970. Raises BadParameter if the range is empty."""
     if since is not None and until is not None and until <= since:
         raise click.BadParameter("is not after --since", param_hint="--until")
     return to_ms(since), to_ms(until)
 
 
 def run_command(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run the command line of a pipeline, or of all if `name` is empty; return its exit code. Prints errors."""
+    """Run `command` with `arguments`; print its error; return its exit code. `name` "": the group of all pipelines."""
     code = tfmq_command.run(arguments, command, f"{PROGRAM}.{name}" if name else PROGRAM)
     if code == tfmq_command.INTERRUPTED:
         click.echo("tfmq: interrupted. Run the same command again: the result is that of one complete run.", err=True)
@@ -206,7 +206,7 @@ def address_options(command: Any) -> Any:
 
 
 def parse_address(servers: str | None, path: Path | None, timeout: float) -> SourceAddress:
-    """Return where to read from. Raises BadRequest if `servers` and `path` are given."""
+    """Return the address of the broker or data folder to read. Raises BadRequest if `servers` and `path` are set."""
     if path is not None:
         if servers is not None:
             raise BadRequest("Name either --servers or --path, not both.")
@@ -215,13 +215,11 @@ def parse_address(servers: str | None, path: Path | None, timeout: float) -> Sou
 
 
 def resolve_broker(servers: str | None) -> str:
-    """Return the broker's address. Call this on the driver only: tasks have other environment variables."""
+    """Return `servers`, else $TFMQ_SERVERS, else the default. Only for the driver: tasks have another environment."""
     return servers or os.environ.get("TFMQ_SERVERS") or "127.0.0.1:8367"
 
 
 class SizeType(TextType):
-    """Click parameter type of a size in bytes."""
-
     name = "SIZE"
 
     def parse(self, text: str) -> int:

@@ -30,13 +30,13 @@ from tfmq.spark.pipelines.archive_folder import ArchiveFile, ArchivePiece
 READ_BYTES: Final = 1 << 20
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 8 << 20
-"""Approximate maximum size of a batch: batches of large rows have fewer rows than BATCH_ROWS."""
+"""Approximate maximum size of a batch of rows that is read; a batch of large rows has less than BATCH_ROWS rows."""
 
 MISSING: Final = "The archive {folder} misses {path}: it was deleted or not copied. Restore it from a copy."
 
 
 def verify_file(folder: Path, file: ArchiveFile) -> None:
-    """Raise Damaged, with the file's name, if a file is missing or changed."""
+    """Raise Damaged, which names the file, if the size or CRC-32 is not that in `file`, or the file is missing."""
     crc = size = 0
     try:
         with (folder / file.path).open("rb") as opened:
@@ -71,12 +71,12 @@ GROUP_ROWS: Final = 1 << 20
 GROUP_BYTES: Final = 16 << 20
 """A row group, which is in memory until it is written, ends after the row that reaches one of these limits."""
 ROW_BYTES: Final = 48
-"""Approximate size of a row without its binary columns, so that empty messages count, too."""
+"""Approximate size of a row without `value` and `attributes`, so that messages without these have a size, too."""
 HOUR_US: Final = archive_folder.HOUR_MS * 1000
 
 
 class ChecksumFile(io.BufferedWriter):
-    """File that computes the CRC-32 and the size of what is written."""
+    """File that computes the CRC-32 and the number of the bytes written to it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "wb"))
@@ -98,7 +98,7 @@ class ChecksumFile(io.BufferedWriter):
 
 
 class HourFileWriter:
-    """Writes the Parquet file of a piece for one hour, under a temporary name until `finish`."""
+    """Writes the Parquet file of a piece for one hour. The file has a temporary name until `finish` renames it."""
 
     def __init__(self, folder: Path, topic: str, hour: int, piece: ArchivePiece, compression: str) -> None:
         self._folder, self._piece = folder, piece
@@ -121,7 +121,7 @@ class HourFileWriter:
         self._last = (0, 0)
 
     def add_rows(self, batch: pa.RecordBatch) -> None:
-        """Append rows, all of this hour and after the rows added before."""
+        """Append rows. All must be of this hour, and have higher offsets than the rows that were added before."""
         sizes = estimate_row_sizes(batch)
         offsets, times = batch.column("offset"), batch.column("timestamp").cast(pa.int64())
         if self._first is None:
@@ -146,7 +146,7 @@ class HourFileWriter:
         self._buffered, self._buffered_rows, self._buffered_bytes = [], 0, 0
 
     def finish(self) -> ArchiveFile:
-        """Close the file, fsync it and give it its final name."""
+        """Complete and fsync the file and rename it to its final name; durable on return."""
         assert self._first is not None, "a file without rows is never created"
         self._write_group()
         self._writer.close()
@@ -159,14 +159,13 @@ class HourFileWriter:
         )  # fmt: skip
 
     def abandon(self) -> None:
-        with suppress(OSError):  # a full disk; the file is deleted anyway
+        with suppress(OSError):  # for example if the disk is full: the file is deleted below in any case
             self._writer.close()
         self._file.close(fsync=False)
         self._temporary.unlink(missing_ok=True)
 
 
 def estimate_row_sizes(batch: pa.RecordBatch) -> Any:
-    """Return the approximate bytes of each row in the log."""
     sizes = np.full(batch.num_rows, ROW_BYTES, dtype=np.int64)
     for name in ("value", "attributes"):
         column = batch.column(name)
@@ -176,7 +175,7 @@ def estimate_row_sizes(batch: pa.RecordBatch) -> Any:
 
 
 def split_by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (hour since 1970, its rows), in order. Append times never decrease."""
+    """Yield (hours since 1970, rows of this hour) in order. The append times in `batch` must not decrease."""
     hours = batch.column("timestamp").cast(pa.int64()).to_numpy() // HOUR_US
     starts = [0, *(np.flatnonzero(np.diff(hours)) + 1).tolist(), len(hours)]
     for start, end in pairwise(starts):
@@ -188,7 +187,7 @@ def write_piece(
 ) -> list[ArchiveFile]:
     """Write the files of a piece. `batches`: the rows of the piece in offset order, with the columns COLUMNS.
 
-    After an error only complete files exist; the next attempt writes these files again with the same bytes.
+    After an error only complete files exist. The next attempt writes the same files again, with the same bytes.
     """
     done: list[ArchiveFile] = []
     parts = (part for batch in batches if batch.num_rows for part in split_by_hour(batch))

@@ -31,7 +31,7 @@ COLUMNS: Final = project(("offset", "id"))
 
 
 class LetterClaim(NamedTuple):
-    """A dead letter's claim that message `id` is at `offset` of a partition. `resent`: a redrive sent it there."""
+    """A dead letter's claim that message `id` is at `offset` of a partition. `resent`: a redrive sent the message."""
 
     offset: int
     id: int
@@ -51,7 +51,7 @@ class ClaimCheck(NamedTuple):
 def plan_claim_checks(
     address: SourceAddress, logs: Iterable[PartitionLog], kept: Sequence[LetterSummary]
 ) -> list[ClaimCheck]:
-    """Return the checks of what the letters `kept` claim about `logs`; claims about other logs are left out."""
+    """Return the checks of all claims that the dead letters `kept` make about partitions in `logs`."""
     known = {(log.topic, log.incarnation, log.partition): log for log in logs}
     claims: dict[PartitionLog, list[LetterClaim]] = {}
     for letter in kept:
@@ -70,7 +70,7 @@ def plan_claim_checks(
 
 
 def check_claims(claim_check: ClaimCheck) -> TaskResult[list[Fault]]:
-    """Read the message of each claim, in a task; return a discrepancy for each wrong claim. Deleted messages pass."""
+    """Read the message of each claim; return a discrepancy for each wrong one. Deleted messages are no discrepancy."""
     faults: list[Fault] = []
     log = claim_check.log
     size = 0
@@ -85,7 +85,7 @@ def check_claims(claim_check: ClaimCheck) -> TaskResult[list[Fault]]:
 
 
 def _read_id(logs: LogReader, decoder: Decoder, log: PartitionLog, offset: int) -> tuple[int | None, int]:
-    """Return the id of the record at `offset` (0: no record begins there; None: deleted) and the bytes read."""
+    """Return the id of the message at `offset` (0: none begins there; None: it is deleted) and the bytes read."""
     bounds = logs.bounds(log)
     if offset < bounds.first:
         return None, 0
@@ -117,7 +117,7 @@ WRONG, NOTE = "wrong", "note"
 
 
 class GroupPosition(NamedTuple):
-    """Position and lag of a group in a partition. `offset` -1: nothing is committed; `lag` -1: unknown."""
+    """Committed offset and lag of a group in a partition. `offset` -1: nothing is committed; `lag` -1: unknown."""
 
     broker: str
     group: str
@@ -153,7 +153,7 @@ class LetterSummary(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A discrepancy; `weight` is "wrong", or "note" for a discrepancy that is temporary or intended."""
+    """A discrepancy. `weight`: "wrong", or "note" if the discrepancy is temporary or intended."""
 
     weight: str
     group: str
@@ -195,7 +195,7 @@ class Balance(NamedTuple):
 def make_balance(
     positions: Sequence[GroupPosition], letter_summaries: Sequence[LetterSummary], incarnations: Mapping[int, str]
 ) -> Balance:
-    """Compare the groups' positions with the dead letters. `incarnations`: incarnation -> name of existing topics."""
+    """Compare the groups' positions with the dead letters. `incarnations`: incarnation -> name, of existing topics."""
     faults: list[Fault] = []
     letters: dict[tuple[str, int, int], list[LetterSummary]] = {}
     for letter in _unique_letters(letter_summaries, faults):
@@ -281,7 +281,7 @@ def _find_faults(standing: GroupPosition, letters: Sequence[LetterSummary]) -> I
 
 
 def _orphaned_letters(group: str, partition: int, letters: Sequence[LetterSummary], topic: str | None) -> Fault:
-    """Return the discrepancy for letters of a group or partition that the broker does not have."""
+    """Return the discrepancy for `letters` of a group (or of a topic, if `topic` is None) that the broker lacks."""
     said = with_noun(len(letters), "letter")
     open_ones = sum(letter.state in (*OPEN_STATES, model.DEAD) for letter in letters)
     if topic is None:
@@ -292,7 +292,6 @@ def _orphaned_letters(group: str, partition: int, letters: Sequence[LetterSummar
 
 
 EXIT_WRONG: Final = 4
-"""Exit code if something is wrong."""
 ROW_COLUMNS: Final = (
     "group", "topic", "partition", "produced", "there", "consumed", "lag", "handled", "waiting", "dead", "settled",
 )  # fmt: skip
@@ -330,7 +329,7 @@ def reconcile_brokers(
     tasks: SparkTaskRunner,
     job: Job,
 ) -> Balance:
-    """Return the balance of all groups, or the given ones, in these brokers and stores."""
+    """Return the balance of `groups` (all groups if it is empty) in the brokers and dead-letter stores."""
     standings: list[GroupPosition] = []
     incarnations: dict[int, str] = {}
     known: list[str] = []
@@ -356,7 +355,7 @@ def reconcile_brokers(
 
 
 def read_group_positions(admin: Admin, broker: str, groups: Sequence[str]) -> Iterator[GroupPosition]:
-    """Yield the position of each group, or of each in `groups` if that is not empty, in each partition."""
+    """Yield the position in each partition of each group in `groups`, or of all groups if `groups` is empty."""
     # Group offsets must be read before the ends of partitions: in the other order, a group that consumes meanwhile
     # would seem to have consumed more messages than were produced.
     names = [each.group for each in admin.groups() if not groups or each.group in groups]
@@ -381,7 +380,7 @@ def read_group_positions(admin: Admin, broker: str, groups: Sequence[str]) -> It
 
 
 def read_letters(store: str, servers: str, groups: Sequence[str]) -> Iterator[LetterSummary]:
-    """Yield the letters in a store, of all groups or of `groups`. Raises TfmqError if the store does not exist."""
+    """Yield the letters of `groups` (all groups if it is empty) in a store. Raises TfmqError for a missing store."""
     with Desk(store, servers) as desk:
         desk.check()
         for name in groups or (None,):
@@ -416,7 +415,7 @@ def print_balance(job: Job, found: Balance) -> None:
 
 
 def _printable_row(row: Row | Fault) -> dict[str, Any]:
-    """Return a row with control characters escaped: another user may have written the dead-letter store."""
+    """Return a row with control characters escaped, because another user may have written to the dead-letter store."""
     return {
         name: escape_unprintable(value) if isinstance(value, str) else value for name, value in row._asdict().items()
     }

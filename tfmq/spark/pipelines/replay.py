@@ -4,7 +4,7 @@ A replay has numbered steps; the messages of a step are committed together. Whic
 only on the archive and the filter (the options that select partitions and times). No step has files of two archive
 steps, so when the archive grows, the replay only gets new steps at the end. The number of a step is the sequence of a
 commit group, and the broker stores the last committed sequence: so a run continues after the last completed step. The
-next commit discards what an interrupted step prepared.
+next commit discards the transactions that an interrupted step has prepared.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from tfmq.spark.settings import SinkSettings, commit_group_name
 from tfmq.spark.sink_task import CommitGroupClient, TaskCommitMessage, abort_run, collect_commit, write_rows
 
 STEP_BYTES: Final = 256 << 20
-"""Approximate size of a step. Not an option, because with another size the step numbers would mean other files."""
+"""Approximate bytes of log in a step. Not an option: with another size, the step numbers would mean other files."""
 
 
 class ReplayFilter(NamedTuple):
-    """What to replay of a topic: `partitions` (all if empty), append times in [`since_ms`, `until_ms`)."""
+    """Selects the messages of a topic to replay: `partitions` (all if empty), append times [`since_ms`, `until_ms`)."""
 
     topic: str
     partitions: tuple[int, ...] = ()
@@ -51,7 +51,7 @@ class ReplayFilter(NamedTuple):
     until_ms: int | None = None
 
     def includes(self, file: ArchiveFile) -> bool:
-        """Return whether the file may have selected rows."""
+        """Return whether `file` may have rows that this filter selects."""
         return (
             (not self.partitions or file.partition in self.partitions)
             and (self.since_ms is None or file.last_ms >= self.since_ms)
@@ -71,7 +71,7 @@ class ReplayPart(NamedTuple):
 
 
 class ReplayStep(NamedTuple):
-    """What is sent in one commit: a part for each partition, and the step's number from 1 on."""
+    """The files that are sent in one commit, as a part for each partition. `number`: steps are counted from 1."""
 
     number: int
     parts: tuple[ReplayPart, ...]
@@ -96,7 +96,7 @@ def plan_steps(
 
 
 def _split_into_steps(files: list[ArchiveFile], step_bytes: int) -> Iterator[tuple[ReplayPart, ...]]:
-    """Yield the parts of each step, about `step_bytes` of log, shared by the partitions with files left."""
+    """Yield the parts of each step, one for each partition with files left; a step has about `step_bytes` of log."""
     waiting: dict[int, list[ArchiveFile]] = {}
     for each in sorted(files, key=lambda file: (file.partition, file.first_offset)):
         waiting.setdefault(each.partition, []).append(each)
@@ -116,7 +116,7 @@ def _split_into_steps(files: list[ArchiveFile], step_bytes: int) -> Iterator[tup
 
 
 def replay_name(archive_id: str, choice: ReplayFilter, node: str, topic: str, incarnation: int) -> str:
-    """Return the replay's name in the broker: the same for the same archive, filter and target."""
+    """Return the name of a replay at the broker, which is the same for the same archive, filter and target topic."""
     asked = json.dumps([archive_id, *choice, node, topic, incarnation])
     return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
@@ -126,7 +126,7 @@ SENT_COLUMNS: Final = ("value", "attributes", "partition")
 
 
 class ReplayOptions(NamedTuple):
-    """Options of a replay."""
+    """Options of a replay. `choice`: the messages · `topic`: the target · `into_itself`: permit the archived topic."""
 
     folder: Path
     choice: ReplayFilter
@@ -138,7 +138,7 @@ class ReplayOptions(NamedTuple):
 
 
 class ReplayTarget(NamedTuple):
-    """The topic that gets the messages. `group`: the commit group whose sequence is the `last_step` (0: none)."""
+    """The topic that gets the messages. `last_step`: last step committed in the commit group `group`, 0 if none."""
 
     group: str
     incarnation: int
@@ -148,7 +148,7 @@ class ReplayTarget(NamedTuple):
 
 @dataclass
 class ReplayResult:
-    """What a run sent; `earlier_steps`: number of steps that earlier runs completed."""
+    """The amounts that a run sent. `archived`: topic in the archive; `earlier_steps`: steps that earlier runs sent."""
 
     archived: str
     topic: str
@@ -161,7 +161,7 @@ class ReplayResult:
 def replay_part(
     options: ReplayOptions, settings: SinkSettings, member: CommitMember, partitions: int, part: ReplayPart
 ) -> TaskResult[TaskCommitMessage]:
-    """Read the files of a part, send their selected rows and prepare them. Runs in a task."""
+    """Read the files of a part, send the selected rows, and prepare their transactions. Runs in a task."""
     written = write_rows(settings, member, read_rows(options, partitions, part))
     return TaskResult(written, written.rows, part.log_bytes)
 
@@ -181,7 +181,7 @@ def read_rows(options: ReplayOptions, partitions: int, part: ReplayPart) -> Iter
 
 
 def filter_by_time(batch: pa.RecordBatch, choice: ReplayFilter) -> pa.RecordBatch:
-    """Return the rows appended in the selected time. Append times never decrease in a partition."""
+    """Return the rows of `batch`, which is sorted by append time, that were appended in the selected time."""
     if choice.since_ms is None and choice.until_ms is None:
         return batch
     times = batch.column("timestamp").cast(pa.int64()).to_numpy() // 1000
@@ -191,8 +191,6 @@ def filter_by_time(batch: pa.RecordBatch, choice: ReplayFilter) -> pa.RecordBatc
 
 
 class ReplayRun:
-    """One run of a replay."""
-
     def __init__(self, options: ReplayOptions, admin: Admin, run: SparkTaskRunner) -> None:
         self._options, self._admin, self._run = options, admin, run
         self._archive = ArchiveFolder.open(options.folder)
@@ -229,7 +227,7 @@ class ReplayRun:
         return found
 
     def _open_target(self, last: Manifest) -> ReplayTarget:
-        """Return the target topic, created if missing. Raises BadRequest if the options do not permit it."""
+        """Return the target topic; create a missing one. Raises BadRequest if the options do not permit this target."""
         wish, known = self._options, last.plan.partitions
         node = str(self._admin.status().get("node", ""))
         try:
@@ -264,7 +262,7 @@ class ReplayRun:
         return made
 
     def _check_files(self, todo: Sequence[ReplayStep]) -> None:
-        """Check, before anything is sent, that no file of these steps is missing. Raises Damaged."""
+        """Raise Damaged if a file of the steps `todo` is missing. Called before anything is sent."""
         for file in (file for step in todo for part in step.parts for file in part.files):
             if not (self._options.folder / file.path).is_file():
                 raise Damaged(parquet_files.MISSING.format(folder=self._options.folder, path=file.path))
@@ -303,7 +301,7 @@ Examples:
 
 
 class FixedMoment(Moment):
-    """Click parameter type of an absolute point in time, which is the same in each run."""
+    """Click parameter type of an absolute point in time. A relative one would mean another time in each run."""
 
     @staticmethod
     def parse(text: str) -> datetime:

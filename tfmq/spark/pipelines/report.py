@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def read_group_lags(address: SourceAddress, topics: Sequence[str], now_ms: int) -> dict[str, list[GroupLag]]:
-    """Return the lags of all groups, by topic; {} for a data folder."""
+    """Return for each topic the lags of all groups that read it; {} if `address` is a data folder."""
     if address.servers is None:
         return {}
     with Admin(address.servers, timeout=address.timeout) as admin, open_log_reader(address) as logs:
@@ -58,12 +58,12 @@ def read_group_lags(address: SourceAddress, topics: Sequence[str], now_ms: int) 
 
 
 def combine_lags(group: str, lags: Sequence[int], ages: Sequence[float]) -> GroupLag:
-    """Return the lag of a group in a topic (-1 if that of a partition is unknown) and its oldest message's age."""
+    """Return the sum of `lags`, a group's lags in a topic's partitions (-1 if one is unknown), and the highest age."""
     return GroupLag(group, UNKNOWN if min(lags) < 0 else sum(lags), max(ages, default=0.0))
 
 
 def _oldest_age(logs: LogReader, log: PartitionLog, standing: GroupPosition, now_ms: int) -> float:
-    """Return the age in seconds of the first message that a group has not consumed; 0 if there is none."""
+    """Return the age in seconds of the first message in `log` that a group has not consumed; 0 if there is none."""
     bounds = logs.bounds(log)
     start = logs.next_message_offset(log, max(bounds.first, standing.offset))
     if start >= bounds.end:
@@ -78,7 +78,7 @@ def _oldest_age(logs: LogReader, log: PartitionLog, standing: GroupPosition, now
 
 
 def add_letters(figures: Iterable[TopicFigures], stores: Sequence[str], servers: str | None) -> Iterator[TopicFigures]:
-    """Yield the figures with counts of dead letters in these stores. Raises TfmqError for a missing store."""
+    """Yield `figures` with the counts of dead letters in `stores` added. Raises TfmqError for a missing store."""
     calls: dict[str, Counter[int]] = {}
     states: dict[str, Counter[str]] = {}
     for store in stores:
@@ -92,13 +92,13 @@ def add_letters(figures: Iterable[TopicFigures], stores: Sequence[str], servers:
 
 
 DAY_SECONDS: Final = 86_400
-"""Margin for a broker whose clock is ahead of the local clock."""
+"""Append times are searched up to one day from now, because the broker's clock may be ahead of the local clock."""
 SCHEMA: Final = "value binary, topic string, partition int, timestamp timestamp, attributes binary"
 _BIRTH_TIME_SQL: Final = (
     f"CASE WHEN length(attributes) > 10 AND substring(attributes, 2, 2) = X'{BORN_AT:02X}CF'"
     " THEN try_cast(conv(hex(substring(attributes, 4, 8)), 16, 10) AS BIGINT) END"
 )
-"""SQL for the birth time in ms, or null. Encoded attributes begin with it: the head of a map, the key, a u64."""
+"""SQL for the birth time in ms, or null. A birth time is first in the encoded attributes: map header, key, u64."""
 MOMENT, SIZE, LATENCY, PARTITION, UNBORN, EARLY = "moment", "size", "latency", "partition", "unborn", "early"
 
 
@@ -110,7 +110,6 @@ class TimeRange(NamedTuple):
 
 
 def read_messages(session: SparkSession, address: SourceAddress, topics: Sequence[str], window: TimeRange) -> DataFrame:
-    """Return a frame of the topics' messages, with the columns that a report uses."""
     where = {"servers": address.servers} if address.servers is not None else {"path": address.path}
     options: dict[str, str | None] = {**where, "subscribe": ",".join(topics), "timeout": f"{address.timeout}s"}
     if window.since_ms is not None:
@@ -123,7 +122,7 @@ def read_messages(session: SparkSession, address: SourceAddress, topics: Sequenc
 
 
 def estimate_span_seconds(logs: LogReader, topic: str, window: TimeRange, now_ms: int) -> int:
-    """Return about how many seconds are between a topic's first and last append in the window."""
+    """Return the approximate number of seconds between a topic's first and last append in `window`."""
     partitions = logs.partitions(topic)
     found = [
         _append_times(logs, log, bounds, now_ms)
@@ -140,7 +139,7 @@ def estimate_span_seconds(logs: LogReader, topic: str, window: TimeRange, now_ms
 
 
 def _append_times(logs: LogReader, log: PartitionLog, bounds: Bounds, now_ms: int) -> tuple[int, int] | None:
-    """Return the times of the first and the last append (seconds since 1970); None without messages."""
+    """Return the times of the first and the last append (seconds since 1970); None if `log` has no messages."""
     if bounds.first == bounds.end:
         return None
     seconds = range(now_ms // 1000 + DAY_SECONDS)
@@ -150,7 +149,11 @@ def _append_times(logs: LogReader, log: PartitionLog, bounds: Bounds, now_ms: in
 
 
 def count_bins(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
-    """Return a frame with a row per bin: topic, kind (such as SIZE), bin, count; least, most and total value."""
+    """Count the messages of each topic in bins by append time, size, partition and latency.
+
+    Returns a frame with a row per bin: topic, kind (for example SIZE), bin, number of messages, and least, most and
+    total value. `widths`: topic -> seconds of a bin of append times.
+    """
     from pyspark.sql import functions
 
     plain = frame.selectExpr(
@@ -176,7 +179,7 @@ def count_bins(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
         functions.count("*").alias("count"),
         functions.min("value").alias("least"),
         functions.max("value").alias("most"),
-        # As double: exact up to 2^53, without overflow.
+        # The sum is a double: it is exact up to 2^53 and cannot overflow.
         functions.sum(functions.col("value").cast("double")).alias("total"),
     )
 
@@ -284,7 +287,7 @@ def report(
 def measure_topics(
     address: SourceAddress, widths: Mapping[str, int], window: TimeRange, size_bytes: int, job: Job
 ) -> list[TopicFigures]:
-    """Count the messages with Spark. `widths`: topic -> seconds of a time bin. Raises the errors of the source."""
+    """Let Spark read and count the messages. `widths`: topic -> seconds of a time bin. Raises errors of the source."""
     with ExitStack() as stack:
         session = stack.enter_context(job.spark())
         progress = stack.enter_context(show_progress(job.output, "reading", size_bytes))

@@ -1,4 +1,4 @@
-"""Figures of a report, computed from bins; its HTML page, and the picture of each topic."""
+"""The figures of a report, computed from bins (counts of similar values), its HTML page, and a picture per topic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 BINS_PER_DOUBLING: Final = 16
-"""Bins between x and 2x; each is 4.4 % wide. A bin also has its least and most value, so a few values stay exact."""
+"""Bins between x and 2x, so each is 4.4 % wide. A bin also has its least and most value, so single values are exact."""
 QUANTILES: Final = (0.5, 0.9, 0.99, 0.999)
 
 
@@ -44,11 +44,10 @@ class Distribution(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean value, 0 without values."""
         return sum(each.total for each in self.bins) / max(1, self.count_values)
 
     def quantile(self, share: float) -> int:
-        """Return the value that a `share` of all values (0 to 1) does not exceed, interpolated; 0 without values."""
+        """Return the value that a `share` (0 to 1) of all values does not exceed, interpolated; 0 if there are none."""
         left = share * self.count_values
         for each in self.bins:
             if left <= each.count:
@@ -57,7 +56,7 @@ class Distribution(NamedTuple):
         return self.bins[-1].most if self.bins else 0
 
     def to_json(self) -> dict[str, float | None]:
-        """Return mean, quantiles and bounds as a JSON object or table row; None without values."""
+        """Return mean, quantiles, minimum and maximum for JSON or a table; each is None if there are no values."""
         if not self.bins:
             names = ("mean", "min", *(quantile_name(share) for share in QUANTILES), "max")
             return {"values": 0, **dict.fromkeys(names)}
@@ -72,7 +71,7 @@ def quantile_name(share: float) -> str:
 
 
 class RateSample(NamedTuple):
-    """Messages, and bytes of payload, appended in `seconds` from `at` on (seconds since 1970)."""
+    """Number of messages, and bytes of their payloads, appended in the `seconds` from `at` (seconds since 1970) on."""
 
     at: int
     seconds: int
@@ -89,7 +88,6 @@ class GroupLag(NamedTuple):
 
 
 def lag_text(lag: int) -> str:
-    """Return a lag like '1,200', or 'unknown'."""
     return f"{lag:,}" if lag >= 0 else "unknown"
 
 
@@ -123,7 +121,6 @@ class TopicFigures(NamedTuple):
 
     @property
     def span_seconds(self) -> int:
-        """Seconds from the first append to the last."""
         return self.moments[-1].at + self.moments[-1].seconds - self.moments[0].at if self.moments else 0
 
     def to_json(self) -> dict[str, Any]:
@@ -148,7 +145,7 @@ class TopicFigures(NamedTuple):
 
 
 def make_distribution(bins: Iterable[Sequence[int]]) -> Distribution:
-    """Create a distribution of bins given as (count, least, most, total), in any order."""
+    """Create a distribution from bins (count, least, most, total), which may be in any order."""
     return Distribution(tuple(sorted((Bin(*each) for each in bins), key=lambda each: each.least)))
 
 
@@ -157,7 +154,7 @@ MOMENTS_MAX: Final = 240
 
 
 def step_seconds(span_seconds: int) -> int:
-    """Return the seconds of one point in a plot over `span_seconds`: round, for at most MOMENTS_MAX points."""
+    """Return the seconds between points of a plot: a round number, for at most MOMENTS_MAX points in `span_seconds`."""
     return next((width for width in WIDTHS if span_seconds <= width * MOMENTS_MAX), -(-span_seconds // MOMENTS_MAX))
 
 
@@ -173,7 +170,7 @@ th:first-child, td:first-child { text-align: left; } img { max-width: 100%; heig
 def render_page(
     figures: Sequence[TopicFigures], pictures: Mapping[str, bytes], kind: str, source: str, made_ms: int
 ) -> str:
-    """Return a self-contained HTML page. `pictures` by topic; `kind`: png or svg; `source`: where the topics are."""
+    """Return a page with all pictures in it. `pictures`: by topic; `kind`: png or svg; `source`: broker or folder."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>tfmq report</title>",
         f"<style>{_STYLE}</style></head><body><h1>Topics at {escape(source)}</h1>",
@@ -256,7 +253,7 @@ def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 INK, SOFT, LINE, FILL, WARM = "#1f2933", "#7b8794", "#2563a8", "#a9c8ea", "#c2571a"
 SIZE_INCHES: Final = (11.0, 8.6)
 PANELS: Final = "RR;SL;GD"
-"""Layout: rate; sizes and latencies; groups and dead letters."""
+"""Rows of plots in a picture: rate; sizes and latencies; groups and dead letters."""
 DPI: Final = 110
 STYLE: Final = {
     "font.size": 9.5,
@@ -283,12 +280,12 @@ PLAIN: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 GROUPS_SHOWN: Final = 8
 COLUMNS: Final = 40
 NARROW_RATIO: Final = 300.0
-"""Axes with a smaller ratio of the ends have ticks at 2 and 5 between the powers of ten."""
+"""A logarithmic axis with a smaller ratio of end to start has ticks at 2 and 5 times each power of ten, too."""
 ZERO_POSITION: Final = 0.5
 
 
 def draw_topic(figures: TopicFigures, kind: str = "png") -> bytes:
-    """Draw the picture of a topic; return the file's bytes. `kind` is png or svg. The Agg backend needs no display."""
+    """Draw the picture of a topic, without a display, and return the bytes of the file. `kind` is png or svg."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -368,7 +365,7 @@ def _draw_right_title(axes: Axes, text: str) -> None:
 
 
 def histogram(spread: Distribution) -> tuple[Any, Any]:
-    """Return the edges of COLUMNS bars on a logarithmic axis from ZERO_POSITION on, and their shares of values."""
+    """Return the edges of COLUMNS bars on a logarithmic axis, and for each bar the share of values that it has."""
     low, high = (max(float(end), ZERO_POSITION) for end in (spread.bins[0].least, spread.bins[-1].most))
     if high < low * 2:
         low, high = low / 2**0.5, low * 2**0.5

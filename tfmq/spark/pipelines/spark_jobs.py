@@ -1,4 +1,4 @@
-"""Spark jobs of the pipelines: tasks on executors, their errors, and their progress."""
+"""How pipelines run Spark jobs: start tasks on executors, report the tasks' errors, and show their progress."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 TERMINAL_SECONDS: Final = 0.2
 LINE_SECONDS: Final = 10.0
-"""Pause between two lines where standard error is not a terminal (a file, a cluster's log)."""
+"""Pause between two lines of progress if standard error is not a terminal (but a file, or a cluster's log)."""
 CLEAR_LINE: Final = "\r\x1b[K"
 
 
 class Progress:
-    """Rows and bytes done so far, printed as a line. `add` may be called from any thread.
+    """Counts the rows and bytes processed so far and prints them as a line. `add` may be called from any thread.
 
-    `text`: what is done, at the beginning of the line · `total_bytes`: the whole amount of work, None if unknown ·
+    `text`: beginning of the line, names the work · `total_bytes`: the whole amount of work, None if unknown ·
     `print_line`: prints a line; `add` calls this function at most once in `pause_seconds`.
     """
 
@@ -52,7 +52,7 @@ class Progress:
         self._lock = threading.Lock()
 
     def restart(self) -> None:
-        """Restart the clock, so that the start of Spark, for example, does not count in the rate."""
+        """Measure the rate (bytes a second) from now on, for example without the time in which Spark started."""
         self._started_at = self._clock()
 
     def add(self, rows: int, size_bytes: int) -> None:
@@ -65,7 +65,7 @@ class Progress:
             self._printed_at = now
             line = self.line()
             if line == self._line:
-                return  # unchanged
+                return  # the same line was printed before
             self._line = line
         self._print(line)
 
@@ -83,12 +83,12 @@ class Progress:
 
 
 ShowProgress = Callable[[int], AbstractContextManager[Progress]]
-"""Takes the number of bytes of some work; returns a context that shows the progress while it is open."""
+"""Function that takes the size of some work in bytes, and returns a context manager whose block shows the progress."""
 
 
 @contextmanager
 def show_progress(output: Output, text: str, total_bytes: int | None) -> Iterator[Progress]:
-    """Yield a progress that is shown on standard error, unless --quiet or --json is given."""
+    """Yield a `Progress` that prints to standard error; with --quiet or --json it prints nothing."""
     if output.quiet or output.json:
         yield Progress(text, total_bytes)
         return
@@ -105,7 +105,7 @@ def show_progress(output: Output, text: str, total_bytes: int | None) -> Iterato
 
 
 ERROR_PATTERN: Final = re.compile(r"(?:^\s*(?:[\w.]*\.)?|: tfmq\.[\w.]*)\b(\w+): (.+)$", re.MULTILINE)
-"""The last line of a Python traceback, or a data source's error after Spark's prefix."""
+"""Matches the last line of a Python traceback, or Spark's text for an error of a data source: (class, sentence)."""
 CLASS_BY_NAME: Final = {each.__name__: each for each in CLASSES}
 
 
@@ -120,7 +120,7 @@ def find_tfmq_error(error: BaseException) -> TfmqError | None:
 
 
 def java_reason(error: BaseException) -> str | None:
-    """Return the first line of the Java exception's message, without its class; or None."""
+    """Return the first line of the message of the Java exception in `error`; None if `error` has no Java exception."""
     java = getattr(error, "java_exception", None)
     if java is None:
         return None
@@ -143,7 +143,7 @@ class TaskResult(NamedTuple, Generic[Result]):
 
 
 class TaskFailure(NamedTuple):
-    """A TfmqError of a task as plain values: pickled exceptions lose their keyword arguments."""
+    """A TfmqError of a task as plain values, because a pickled exception would lose its keyword arguments."""
 
     code: str
     sentence: str
@@ -154,7 +154,7 @@ class TaskFailure(NamedTuple):
 
 
 def attempt(work: Callable[[Item], TaskResult[Result]], item: Item) -> TaskResult[Result] | TaskFailure:
-    """Call `work`; return its result or an expected error. Other errors fail the task, and Spark repeats it."""
+    """Call `work(item)`; return its result, or an expected error. After any other error Spark repeats the task."""
     try:
         return work(item)
     except TfmqError as error:
@@ -164,7 +164,7 @@ def attempt(work: Callable[[Item], TaskResult[Result]], item: Item) -> TaskResul
 
 
 class SparkTaskRunner:
-    """Runs tasks in a Spark session that `start` starts for the first task: without tasks no Java starts."""
+    """Runs tasks in a Spark session. `start` is called for the first task, so without tasks no Java process starts."""
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
         self._start = start
@@ -175,9 +175,9 @@ class SparkTaskRunner:
     ) -> list[Result]:
         """Run one Spark task for each item, and return the results in the order of `items`.
 
-        Each task calls `work(item)`; `work`, a function of a module or a `partial` of one, is pickled by its name.
-        Items and results pass through Spark and must be small; tasks read and write files themselves. Raises the first
-        error of a task.
+        Each task calls `work(item)`. `work` must be a function of a module, or a `partial` of one, because functions
+        are pickled by their names. Items and results pass through Spark and must be small; tasks read and write files
+        themselves. Raises the first error of a task.
         """
         if not items:
             return []
@@ -217,7 +217,7 @@ class SparkTaskRunner:
 
 @contextmanager
 def report_progress(progress: Progress, done: Callable[[], tuple[int, int]]) -> Iterator[None]:
-    """While the block runs, add to `progress` by how much `done()` (rows, bytes) grows."""
+    """Update `progress` regularly during the `with` block. `done()` returns the (rows, bytes) processed so far."""
     before = (0, 0)
 
     def add_growth() -> None:
@@ -233,7 +233,7 @@ def report_progress(progress: Progress, done: Callable[[], tuple[int, int]]) -> 
 
 @contextmanager
 def _call_repeatedly(pause_seconds: float, action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` in a thread, after each pause, until the block ends."""
+    """Call `action` in a thread of its own every `pause_seconds`, until the `with` block ends."""
     ended = threading.Event()
 
     def run() -> None:
@@ -254,7 +254,7 @@ STAGE_POLL_SECONDS: Final = 0.5
 
 @contextmanager
 def watch_progress(context: SparkContext, progress: Progress) -> Iterator[None]:
-    """Advance `progress` when tasks of the first stage end, for a query whose tasks do not report their progress."""
+    """Advance `progress` by the ended tasks of Spark's first stage; for a query whose tasks do not report progress."""
     tracker: Any = context.statusTracker()
     stage: int | None = None
 
