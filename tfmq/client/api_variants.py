@@ -1,10 +1,10 @@
-"""Methods of the API variants, derived from the operations of `tfmq.client`.
+"""Makes the methods of the API variants (blocking, asyncio, Twisted) from the operations of `tfmq.client`.
 
     class Admin:
         grow_topic = blocking(AdminCore.grow_topic)   # awaitable(...) for asyncio, deferred(awaitable(...)) for Twisted
 
-A derived method has the parameters and the docstring of the operation, and returns its result. It calls the operation
-with `self._core` in place of `self`, and runs it with `self._driver`.
+Such a derived method has the parameters and the docstring of the operation, and returns the operation's result. The
+method calls the operation with `self._core` in place of `self`; the driver `self._driver` then runs the operation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def blocking(
 
 
 def blocking(operation: Callable[..., Operation[Any]], convert: Callable[[Any], Any] | None = None) -> Any:
-    """Return a method that runs `operation` to its end. With `convert`, the result is `convert(operation's result)`."""
+    """Return a method that runs `operation` and returns its result, or `convert(result)` if `convert` is given."""
 
     @wraps(operation)
     def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
@@ -59,7 +59,7 @@ def awaitable(
 
 
 def awaitable(operation: Callable[..., Operation[Any]], convert: Callable[[Any], Any] | None = None) -> Any:
-    """Return a coroutine method that runs `operation` to its end. `convert` is used as by `blocking`."""
+    """Return a coroutine method that runs `operation` and returns its result, or `convert(result)` if given."""
 
     @wraps(operation)
     async def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
@@ -70,12 +70,12 @@ def awaitable(operation: Callable[..., Operation[Any]], convert: Callable[[Any],
 
 
 def shared(method: Callable[Concatenate[Core, Parameters], Result]) -> Callable[Concatenate[Any, Parameters], Result]:
-    """Return `method` itself, typed for another class, which must have the attributes that `method` uses."""
+    """Return `method` unchanged, typed as a method of any class that has the attributes that `method` uses."""
     return method
 
 
 def set_result(method: Variant, annotation: str) -> Variant:
-    """Set the signature of a wrapper to that of the wrapped function, with another return annotation."""
+    """Give the wrapper `method` the signature of the function that it wraps, with `annotation` as return type."""
     wrapped: Any = method.__wrapped__  # type: ignore[attr-defined]
     method.__annotations__ = {**wrapped.__annotations__, "return": annotation}
     method.__signature__ = signature(wrapped).replace(return_annotation=annotation)  # type: ignore[attr-defined]
@@ -99,7 +99,7 @@ def return_annotation(function: Callable[..., Any]) -> str:
 
 
 def name_methods(variant: type[Variant]) -> type[Variant]:
-    """Class decorator: give derived methods the names that they have in `variant`, for Python's error messages."""
+    """Class decorator: name each derived method after its attribute in `variant`, as error messages show the names."""
     for name, member in vars(variant).items():
         module, qualname = variant.__module__, f"{variant.__qualname__}.{name}"
         function = member if hasattr(member, "__wrapped__") else None
@@ -112,9 +112,10 @@ def name_methods(variant: type[Variant]) -> type[Variant]:
 
 
 def copy_docs_from(other: type) -> Callable[[type[Variant]], type[Variant]]:
-    """Return a class decorator that copies method docstrings from `other`.
+    """Return a class decorator that copies the docstrings of `other`'s methods to the methods of the same names.
 
-    A method's own docstring is appended to the copied one. The decorator also does what `name_methods` does.
+    A method's own docstring follows the copied one. The class docstrings are joined, and methods get the names that
+    `name_methods` gives.
     """
 
     def describe(variant: type[Variant]) -> type[Variant]:

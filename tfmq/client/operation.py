@@ -2,11 +2,11 @@
 
 When an operation yields a `Wait`, the driver sends and receives until one of the awaited futures is done or the time
 limit has passed, then resumes the operation. When it yields `CallUserCode`, the driver calls the function without the
-driver's lock. No value is sent into the generator: the operation inspects the futures itself. Operations run in the
-driver's thread, under the driver's lock, so they may use the connection without further locking.
+driver's lock. The driver sends no value into the generator: the resumed operation itself checks which futures are done.
+Operations run under the driver's lock, so they may use the connection without further locking.
 
     def round_trip(connection):
-        request = connection.send_request(commands.PING)
+        request = connection.send_request(commands.Ping())
         yield Wait((request,), seconds=5.0)
         if not request.done: ...
         return request.result()
@@ -36,7 +36,7 @@ class Task:
         self._stepping = False
 
     def step(self, _: object = None) -> None:
-        """Run the operation until it waits for futures of which none is done."""
+        """Resume the operation. Return when it has ended, or when it waits and no awaited future is done yet."""
         thrown_away = getattr(self._operation, "gi_running", False)
         if self._stepping or self.done or thrown_away:
             return
@@ -45,7 +45,7 @@ class Task:
             while True:
                 self._unsubscribe()
                 wait = next(self._operation)
-                if self.done:  # The operation itself has cancelled the task.
+                if self.done:  # The operation itself has called `cancel`.
                     self._operation.close()
                     break
                 if isinstance(wait, CallUserCode):
@@ -72,7 +72,7 @@ class Task:
             self._stepping = False
 
     def cancel(self) -> None:
-        """End the operation where it waits. If the operation itself calls this, it ends at its next `Wait`."""
+        """End the operation where it is suspended. If the operation itself calls this, it ends at its next `Wait`."""
         self._unsubscribe()
         self.done = True
         if not getattr(self._operation, "gi_running", False):
@@ -86,10 +86,10 @@ class Task:
 
 
 class BackgroundTasks:
-    """All background tasks of one client. The creator appends this object to `driver.tickers`.
+    """All background tasks of one client. The creator appends this object to `driver.tickers`; the driver calls `tick`.
 
-    The operations run under the driver's lock, in the thread that currently runs the driver, and must not block. An
-    error of an operation is passed only to its `failed` callback.
+    The operations run under the driver's lock, in the thread that currently runs the driver, and must not block. If an
+    operation raises, the error is passed only to the callback `failed` of that task.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -97,20 +97,20 @@ class BackgroundTasks:
         self._tasks: list[Task] = []
 
     def start(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
-        """Start `operation` at once, and run it in the background until it ends. `failed` is called with its error."""
+        """Start `operation` at once, and run it in the background until it ends. If it raises, call `failed(error)`."""
         task = Task(operation, failed, self._clock)
-        # `tick` may be long in coming: a driver calls it only when a time limit has passed.
+        # `tick` alone would remove ended tasks too late: a driver calls it only when a time limit has passed.
         self._tasks = [each for each in self._tasks if not each.done]
         self._tasks.append(task)
         task.step()
         return task
 
     def next_time(self) -> float:
-        """Return when the next task must be resumed; infinity if no task waits for a time."""
+        """Return the time of the earliest time limit of a task; infinity if no task waits with a time limit."""
         return min([task.wake_at for task in self._tasks], default=NEVER)
 
     def tick(self) -> None:
-        """Step the tasks whose time limit has passed, and remove the tasks that have ended."""
+        """Resume the tasks whose time limit has passed, and remove the tasks that have ended."""
         now = self._clock()
         for task in list(self._tasks):
             if task.wake_at <= now:
@@ -130,22 +130,22 @@ Result = TypeVar("Result")
 class Future:
     """A result or event that an operation can wait for: `done` becomes true once and stays true.
 
-    The `callbacks` run at that moment, in the driver's thread and under its lock, so they must not block and must not
-    run user code.
+    The `callbacks` run when `done` becomes true, in the driver's thread and under the driver's lock. So they must not
+    block and must not run user code.
     """
 
     done: bool = field(default=False, init=False)
     callbacks: list[Callable[[Any], None]] = field(default_factory=list, init=False)
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback(self)` on completion, or at once if this is done already."""
+        """Call `callback(self)` when this future becomes done, or at once if it is done already."""
         if self.done:
             callback(self)
         else:
             self.callbacks.append(callback)
 
     def remove_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Remove a callback. Does nothing if it is not registered."""
+        """Remove a callback. Does nothing if the callback is not registered."""
         if callback in self.callbacks:
             self.callbacks.remove(callback)
 
@@ -166,14 +166,14 @@ class Event(Future):
 
 
 class Wait(NamedTuple):
-    """Resume the operation when any of `futures` is done, or after `seconds` (None: no limit)."""
+    """An operation yields this to be resumed when any of `futures` is done, or after `seconds` (None: no limit)."""
 
     futures: Iterable[Future]
     seconds: float | None = None
 
 
 class CallUserCode(NamedTuple):
-    """Call user code in the driver's thread, without the driver's lock. An error of the code ends the operation."""
+    """An operation yields this to have user code called without the driver's lock. An error ends the operation."""
 
     function: Callable[[], object]
 
@@ -182,12 +182,12 @@ Operation = Generator[Wait | CallUserCode, None, Result]
 
 
 Executor = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""A function run(work, done): calls `work()`, usually in another thread, then `done(result, error)` under the lock."""
+"""A function (work, done) that calls `work()`, usually in another thread, and then `done(result, error or None)`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ResultFuture(Future):
-    """A future with a result or an error. `set_outcome` can be passed to an `Executor` as `done`."""
+    """A future with a result or an error. `set_outcome` can be passed to an `Executor` as its callback `done`."""
 
     result: Any = None
     error: BaseException | None = None
@@ -198,7 +198,7 @@ class ResultFuture(Future):
 
 
 def run_inline(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-    """Run `work` at once in the calling thread. An `Executor`."""
+    """Run `work` at once in the calling thread, then call `done`. This function is an `Executor`."""
     try:
         result = work()
     except Exception as error:
@@ -208,7 +208,7 @@ def run_inline(work: Callable[[], Any], done: Callable[[Any, BaseException | Non
 
 
 def run_work(run: Executor, call: Callable[[], Result]) -> Operation[Result]:
-    """Run `call` in the executor `run`. Return its result or raise its error."""
+    """Wait until the executor `run` has executed `call`. Return the result of `call`, or raise its error."""
     doing = ResultFuture()
     run(call, doing.set_outcome)
     while not doing.done:

@@ -53,7 +53,7 @@ _TAKEN: Final = (
         "sends-go-on-beside-a-commit",
         "nothing is sent in a transaction during its commit",
         "tfmq/client/transaction/transaction.py",
-        "        self.shared_batches.clear()  # So that the shorter path of `send` does not append during a step.\n",
+        "        self.shared_batches.clear()  # So that `send` does not append to these batches during a step.\n",
         "",
         [CORE, ENDING, PIPELINE, ALL],
     ),

@@ -1,7 +1,7 @@
 """All administrative requests to a broker, as operations for the API variants of `Admin`.
 
-Each operation raises the broker's error, `ConnectionFailed` or `TimedOut`. After a lost connection, a request that may
-be executed twice is sent again; any other request fails with outcome "unknown".
+Each operation raises the broker's error, `ConnectionFailed` or `TimedOut`. After a lost connection, a request that is
+safe to execute twice is sent again; any other request fails with outcome "unknown".
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ from tfmq.message import Ordinal
 from tfmq.protocol import commands
 
 PartitionPosition = str | int | datetime | Ordinal
-"""A position in a partition.
+"""A position in a partition: "earliest"; "latest", the durable offset; or one of the following.
 
-"earliest", "latest", an offset (the position of the record at or before that), an aware datetime (the position of the
-first block appended at or after that), or `Ordinal(n)` (the position of message `n`, counted from 0).
+An offset is the position of the message that starts there, or else of the last message before. An aware datetime is the
+position of the first block appended at or after this time. `Ordinal(n)` is the position of message `n`, from 0 on.
 """
 
 
@@ -92,7 +92,7 @@ class AdminCore:
     # Topics
 
     def topics(self) -> Operation[list[Topic]]:
-        """Return all topics in the order of their names, with incarnation, settings and the states of partitions."""
+        """Return all topics sorted by name, each with its incarnation, settings and the states of its partitions."""
         found = yield from fetch_topics(self._link, self._metadata, None, seconds=self._seconds)
         return sorted(found)
 
@@ -106,10 +106,10 @@ class AdminCore:
     ) -> Operation[TopicDescription]:
         """Create a topic. Raises `TopicExists`.
 
-        `partitions` None: the broker's setting `topics.partitions`.
+        If `partitions` is None, the broker's setting `topics.partitions` is the number of partitions.
 
         Raises `ConnectionFailed` with the outcome "unknown" if the connection is lost before the reply. The request is
-        not repeated, because `TopicExists` would not tell who created the topic; call `topic` to see whether it exists.
+        not repeated, because after `TopicExists` it would be unknown who created the topic. Call `topic` to check.
         """
         if type(partitions) is int and partitions < 1:
             raise BadRequest(f"A topic has 1 partition or more, up to limits.partitions_per_topic, not {partitions}.")
@@ -118,10 +118,10 @@ class AdminCore:
         return (yield from self.topic(name))
 
     def _check_partitions(self, count: int | None) -> Operation[None]:
-        """Raises `BadRequest` for more partitions than the broker allows.
+        """Raises `BadRequest` if `count` is above the broker's limit for the partitions of one topic.
 
-        The broker reports its limits when a connection begins. The PING makes sure that there is a connection. If the
-        broker has closed the connection, the PING notices this before a request is sent that must not be repeated.
+        The broker reports its limits when a connection begins, so a PING first makes sure that there is a connection.
+        The PING also detects a connection that the broker has closed, before the caller's request is sent over it.
         """
         yield from self._request(commands.Ping())
         most = self._link.limits["partitions_per_topic"]
@@ -129,9 +129,9 @@ class AdminCore:
             raise BadRequest(f"{count} partitions are above the limit of {most} (limits.partitions_per_topic).")
 
     def grow_topic(self, name: str, partitions: int) -> Operation[int]:
-        """Raise the number of a topic's partitions to `partitions`. Returns the number.
+        """Raise the number of a topic's partitions to `partitions`. Returns the new number.
 
-        Later messages of a key may be sent to another partition than earlier ones.
+        After that, messages may be sent to another partition than earlier messages with the same key.
         """
         yield from self._check_partitions(partitions)
         reply = yield from self._request(commands.GrowTopic(name, partitions))
@@ -139,10 +139,10 @@ class AdminCore:
         return int(reply.partitions)
 
     def set_topic(self, name: str, settings: Mapping[str, Any]) -> Operation[TopicDescription]:
-        """Change the topic's own settings, at once and permanently. The value None restores the server's value.
+        """Change the topic's own settings, at once and permanently. None removes a setting: the server's value applies.
 
         Raises `UnknownTopic`, `BadRequest` for an unknown setting or an invalid value, `NotAllowed` if the server's
-        configuration has the setting for this topic, because that takes precedence.
+        configuration has the setting for this topic, because the configuration takes precedence.
         """
         if not isinstance(settings, Mapping):
             raise BadRequest(
@@ -169,7 +169,7 @@ class AdminCore:
         return bool(call.result().deleted) or call.send_count > 1
 
     def resume(self, topic: str, partition: int) -> Operation[str]:
-        """Resume a partition that was stopped by a disk failure. Returns its state."""
+        """Resume a partition that a disk failure has stopped. Returns its new state, "open" if it accepts writes."""
         reply = yield from self._request(commands.ResumePartition(topic, partition))
         return str(reply.state)
 
@@ -194,12 +194,12 @@ class AdminCore:
     def purge(
         self, topic: str, partition: int | None = None, before: PartitionPosition = "latest"
     ) -> Operation[PurgeResult]:
-        """Remove the messages before a position, of one partition or of all.
+        """Remove the messages before the position `before`, from one partition or (`partition` None) from all.
 
         Only whole blocks are removed, so some messages before the position may remain. An offset or an `Ordinal` needs
         a partition. Raises `OffsetOutOfRange` for a position after the end, `BadRequest` for a time in the future by
-        the broker's clock. A group whose next message is removed continues at the first remaining message. A group with
-        a live member is not moved, and is listed in `left` of the result.
+        the broker's clock. A group whose next message is removed is moved to the first remaining message. A group with
+        a live member cannot be moved, and is listed in `left` of the result.
         """
         found = yield from self._current_topic(topic)
         numbers = _partitions_of(found, partition, before)
@@ -225,9 +225,9 @@ class AdminCore:
     def _advance_group(
         self, group: str, topic: str, incarnation: int, first: Mapping[int, int]
     ) -> Operation[bool | None]:
-        """Move a group in the partitions where its offset was removed, to the `first` offset of each.
+        """Move a group's offset to `first[partition]` in each partition where the offset is before this position.
 
-        Return whether the broker allowed the move; None if the group did not need one.
+        Return True if the offsets were moved, False if the broker refused, None if no offset had to be moved.
         """
         try:
             reply = yield from self._request(
@@ -246,9 +246,9 @@ class AdminCore:
         return True
 
     def locate(self, topic: str, partition: int, place: PartitionPosition) -> Operation[LocatedPosition]:
-        """Return the position of "earliest", "latest", a datetime (append time) or an `Ordinal`.
+        """Return the offset, ordinal and epoch of the position `place`, and the bounds of the partition.
 
-        For an offset, return the position of the message at or before it.
+        If `place` is an offset at which no message starts, return the position of the last message before this offset.
         """
         by, value = locate_fields(place)
         found = yield from self._current_topic(topic)
@@ -258,12 +258,12 @@ class AdminCore:
     # Groups
 
     def groups(self) -> Operation[list[GroupSummary]]:
-        """Return all groups, by name."""
+        """Return all groups, sorted by name."""
         reply = yield from self._request(commands.ListGroups())
         return [group_summary(each) for each in reply.groups]
 
     def group(self, name: str) -> Operation[GroupDescription]:
-        """Return a group's members and their partitions, offsets and lag. For an unused group these are empty."""
+        """Return a group's members, offsets and lag. A group that the broker does not know is described as empty."""
         reply = yield from self._request(commands.DescribeGroup(name))
         return group_description(reply.description)
 
@@ -273,8 +273,8 @@ class AdminCore:
         """Set a group's offset to `place` in one partition or all of a topic. Returns the new offset of each partition.
 
         An offset or an `Ordinal` needs a partition. `create`: create the group if it does not exist. Raises
-        `OffsetOutOfRange` for a position after the end, `NotAllowed` while the group has a live member, and for a group
-        that does not exist.
+        `OffsetOutOfRange` for a position after the end, and `NotAllowed` while the group has a live member or if the
+        group does not exist.
         """
         found = yield from self._current_topic(topic)
         numbers = _partitions_of(found, partition, place)
@@ -292,7 +292,7 @@ class AdminCore:
         return {number: each.offset for number, each in located.items()}
 
     def _require_group(self, name: str) -> Operation[None]:
-        """Raises NotAllowed if there is no such group: a misspelled name would create a group that no consumer uses."""
+        """Raises `NotAllowed` if the group does not exist, because a reset would create it for a misspelled name."""
         names = [each.group for each in (yield from self.groups())]
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)
@@ -314,9 +314,9 @@ class AdminCore:
     ) -> Operation[list[TransactionDescription]]:
         """Return unfinished transactions with an epoch above `after`, in the order of their begin.
 
-        `states`: transactions in these states, for example "open"; None: those that may need an operator: prepared,
-        applying, or ended by an operator. `group`: only transactions of this producer group. `limit`: the maximum
-        number; None: all. Raises `BadRequest` for an invalid state or limit.
+        `states`: only transactions in these states, for example ["open"]; None: only transactions that are prepared,
+        applying or ended by an operator, because they may need an operator. `group`: only transactions of this producer
+        group. `limit`: the maximum number; None: all. Raises `BadRequest` for an invalid state or limit.
         """
         # The list is read page by page, so transactions that begin or end during the call may be missing or included.
         _check_states(states)
@@ -344,22 +344,25 @@ class AdminCore:
     def commit_transaction(
         self, xid: str, epoch: int = 0, *, heuristic: bool = True, force: bool = False
     ) -> Operation[TransactionEnd]:
-        """Commit a prepared transaction in place of its owner (a heuristic outcome, which the owner is told later).
+        """Commit a prepared transaction in place of its owner. `epoch` 0: the latest transaction named `xid`.
 
-        `heuristic` False: commit in the owner's name, without a heuristic outcome. `epoch` 0: the latest transaction
-        named `xid`. The broker keeps a heuristic outcome until `forget_transaction`.
+        This is a heuristic outcome: the owner's next request for the transaction raises `HeuristicOutcome`, and the
+        broker keeps the outcome until `forget_transaction`. `heuristic` False: commit as if the owner did it.
 
-        A transaction that lost messages to damage of the transaction journal is rejected (`Damaged`); with `force`,
-        which needs `heuristic`, its remaining messages are committed, and `lost` is the number of lost ones. Raises
-        `UnknownTransaction`, `TransactionState` if it is not prepared, `TransactionRolledBack`, `HeuristicOutcome` if
-        another operator ended it before.
+        Raises `Damaged` if the transaction lost messages to damage of the transaction journal. With `force`, which
+        needs `heuristic`, the remaining messages are committed, and `lost` is the number of lost messages. Raises
+        `TransactionState` if the transaction is not prepared, `HeuristicOutcome` if another operator ended it before,
+        `UnknownTransaction`, `TransactionRolledBack`.
         """
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.CommitTransaction(xid, number, False, heuristic, [], force))
         return TransactionEnd(xid, number, reply.state, reply.dropped, reply.lost)
 
     def rollback_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> Operation[TransactionEnd]:
-        """Roll back a transaction by hand, as `commit_transaction` commits it. Also raises `TransactionCommitted`."""
+        """Roll back a transaction in place of its owner. Raises `TransactionCommitted` if it is committed already.
+
+        Arguments and other errors are those of `commit_transaction`.
+        """
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.RollbackTransaction(xid, number, heuristic))
         return TransactionEnd(xid, number, reply.state, 0)
@@ -367,14 +370,14 @@ class AdminCore:
     def forget_transaction(self, xid: str, epoch: int = 0) -> Operation[bool]:
         """Discard the outcome of a transaction that an operator ended. Returns whether there was an outcome.
 
-        Call this after the transaction's owner has got the outcome.
+        Call this only after the transaction's owner has been informed of the outcome.
         """
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.ForgetTransaction(xid, number))
         return bool(reply.forgotten)
 
     def commit_groups(self) -> Operation[list[CommitGroupDescription]]:
-        """Return all commit groups by name, with their last sequence and their prepared members."""
+        """Return all commit groups sorted by name, with the last committed sequence and the prepared transactions."""
         found: list[CommitGroupDescription] = []
         more = True
         while more:
@@ -393,19 +396,19 @@ class AdminCore:
         *,
         other_total: bool = False,
     ) -> Operation[CommitGroupEnd]:
-        """Commit prepared members atomically, as `sequence` of the commit group.
+        """Commit prepared transactions of the commit group `name` together, as its sequence number `sequence`.
 
-        `run`: the name of this attempt · `transactions`: (xid, epoch) of each member · `rows`: total number of rows. If
-        the sequence was committed before, the result of that commit is returned; its total may differ from `rows` only
-        if `other_total` is true. Other members with this or an earlier sequence are rolled back. Raises `GroupStale`,
-        `GroupFenced`, `GroupIncomplete`.
+        `run`: the name of this attempt · `transactions`: (xid, epoch) of each transaction · `rows`: total number of
+        rows. If the sequence was committed before, the result of that commit is returned; its total may differ from
+        `rows` only if `other_total` is true. Other transactions of the group for this or an earlier sequence are rolled
+        back. Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`.
         """
         names = [commands.TransactionName(xid, epoch) for xid, epoch in transactions]
         reply = yield from self._request(commands.CommitGroup(name, sequence, run, names, rows, other_total))
         return CommitGroupEnd(*reply)
 
     def abort_commit_group(self, name: str, sequence: int, run: str) -> Operation[str]:
-        """Roll back the members of one run for one sequence, and reject later requests of that run.
+        """Roll back the transactions of one run for one sequence of a commit group, and reject the run from then on.
 
         Returns "aborted", or "committed" if the sequence was committed before and nothing was changed.
         """
@@ -413,7 +416,7 @@ class AdminCore:
         return str(reply.state)
 
     def forget_commit_group(self, name: str) -> Operation[bool]:
-        """Discard the last sequence of a commit group, so that sequences may start anew. Returns whether it had one."""
+        """Discard the last sequence of a commit group, so that it can start again. Returns False if it had none."""
         reply = yield from self._request(commands.ForgetCommitGroup(name))
         return bool(reply.forgotten)
 
@@ -454,7 +457,7 @@ class AdminCore:
         return found
 
     def delayed_histogram(self, edges: Sequence[Moment], topic: str | None = None) -> Operation[DelayedCounts]:
-        """Count the pending delayed messages that are due between each of `edges` and the next, and in total.
+        """Count the pending delayed messages in each interval between two neighbouring `edges`, and in total.
 
         `topic` None: the messages of all topics. `edges` are aware datetimes, or seconds since 1970. Raises
         `BadRequest` for edges that do not ascend.
@@ -469,7 +472,7 @@ class AdminCore:
         return DelayedCounts(tuple(moments), tuple(reply.counts), reply.pending)
 
     def describe_delayed(self, handle: str) -> Operation[DelayedDescription]:
-        """Return one delayed message. Its `state` is "unknown" if the broker does not know it, or has forgotten it.
+        """Return one delayed message. Its `state` is "unknown" if the broker never had or no longer remembers it.
 
         Raises `BadRequest` for a mistyped handle.
         """
@@ -477,13 +480,13 @@ class AdminCore:
         return delayed_description({**reply.description, "handle": str(handle)})
 
     def cancel(self, handle: str) -> Operation[str]:
-        """See `Producer.cancel`."""
+        """Cancel a delayed message. Arguments, result and errors are those of `Producer.cancel`."""
         return cancel_delayed_message(self._link, handle, self._seconds)
 
     def reschedule(
         self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Operation[Rescheduled]:
-        """See `Producer.reschedule`."""
+        """Change the due time of a delayed message, with the arguments, result and errors of `Producer.reschedule`."""
         return reschedule_delayed_message(self._link, handle, delay, deliver_at, self._seconds)
 
     # Schedules
@@ -506,12 +509,12 @@ class AdminCore:
 
         `cron`: five fields as in crontab, or @daily or similar, in the time zone `timezone`, such as "Europe/Berlin". A
         repeated call with the same arguments adds no second schedule. Without a `name`, the name is derived from the
-        arguments. The topic is created on first use.
+        arguments. A missing topic is created, if the broker allows that.
 
         `misfire`: which messages are sent for times that were missed because the broker was down or the partition
-        stopped: "one": only the latest; "all": each, at most the newest 1,000; "skip": none. Messages also have the
-        properties `schedule` and `scheduled_for`. Raises `BadRequest` for an invalid expression or zone, `NotAllowed`
-        if another schedule has the name.
+        stopped: "one": only the latest; "all": each, at most the newest 1,000; "skip": none. The broker adds two
+        properties to each message: `schedule`, the name, and `scheduled_for`, the time. Raises `BadRequest` for an
+        invalid expression or zone, `NotAllowed` if another schedule has the name.
         """
         wish = ScheduleRequest(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
         message, body = wish.request()
@@ -519,14 +522,14 @@ class AdminCore:
             reply = yield from self._request(message, body)
         except UnknownPartition:
             raise
-        except UnknownTopic:  # The broker has accepted all other arguments.
+        except UnknownTopic:  # The broker raises this only after it has accepted all other arguments.
             self._metadata.invalidate(topic)
             yield from get_topic(self._link, self._metadata, topic, create=True, seconds=self._seconds)
             reply = yield from self._request(message, body)
         return schedule_description(reply.schedule)
 
     def schedules(self) -> Operation[list[ScheduleDescription]]:
-        """Return all schedules, by name."""
+        """Return all schedules, sorted by name."""
         # The list is read page by page, so schedules added or removed during the call may be missing or included.
         found: list[ScheduleDescription] = []
         more = True
@@ -549,7 +552,7 @@ class AdminCore:
         return schedule_description((yield from self._request(commands.PauseSchedule(name))).schedule)
 
     def resume_schedule(self, name: str) -> Operation[ScheduleDescription]:
-        """Resume a paused schedule with its next time. Times during the pause do not count as missed.
+        """Resume a paused schedule at its next time after now. Times during the pause do not count as missed.
 
         Raises `UnknownSchedule`.
         """
@@ -557,15 +560,15 @@ class AdminCore:
 
     def remove_schedule(self, name: str) -> Operation[bool]:
         """Remove a schedule. Raises `UnknownSchedule`."""
-        # The request names the id, so that a repeated request cannot remove a new schedule of the same name.
+        # The request has the schedule's id, so that a repeated request cannot remove a new schedule of the same name.
         found = yield from self.describe_schedule(name)
         reply = yield from self._request(commands.RemoveSchedule(name, found.id))
         return bool(reply.removed)
 
     def _current_epoch(self, xid: str) -> Operation[int]:
-        """Return the epoch of the transaction that has the name `xid` now.
+        """Return the epoch (number) of the latest transaction with the name `xid`.
 
-        Requests that end a transaction contain its epoch, so that a repeated one cannot end a later transaction.
+        Requests that end a transaction contain this number, so that a repeated request cannot end a later transaction.
         """
         found = yield from self.transaction(xid, 0)
         if not found.epoch:
@@ -576,15 +579,15 @@ class AdminCore:
         return request(self._link, message, *body, seconds=self._seconds, repeat=repeat)
 
     def _current_topic(self, name: str) -> Operation[Topic]:
-        """Return the topic with fresh metadata, because a cached incarnation could be deleted by now."""
+        """Return the topic with newly requested metadata, because the cached incarnation may be deleted by now."""
         self._metadata.invalidate(name)
         return (yield from get_topic(self._link, self._metadata, name, seconds=self._seconds))
 
 
 def _partitions_of(topic: Topic, partition: int | None, place: PartitionPosition) -> list[int]:
-    """Return the given partition, or else all of the topic.
+    """Return the numbers of the partitions to process: the given partition, or all partitions of the topic.
 
-    Raises `BadRequest` for an offset or ordinal without a partition, because each partition has its own.
+    Raises `BadRequest` for an offset or ordinal without a partition, because each partition has its own offsets.
     """
     if partition is not None:
         return [partition]
@@ -599,7 +602,7 @@ def _partitions_of(topic: Topic, partition: int | None, place: PartitionPosition
 
 
 def _check_states(states: Any) -> None:
-    """Raises `TypeError` for a text, whose letters would be taken for states, `BadRequest` for an unknown state."""
+    """Raises `BadRequest` for an unknown state, and `TypeError` if `states` is no list, for example a single text."""
     if states is None:
         return
     if isinstance(states, str | bytes) or not isinstance(states, Iterable):
@@ -612,7 +615,7 @@ def _check_states(states: Any) -> None:
 
 
 def refuse_reset_beyond_end(topic: str, partition: int, place: PartitionPosition, located: LocatedPosition) -> None:
-    """Raises `OffsetOutOfRange` for an offset or ordinal after the end: a digit too many would skip all messages."""
+    """Raises `OffsetOutOfRange` for an offset or ordinal after the end: a group reset to it would skip all messages."""
     _refuse_beyond_end(topic, partition, place, located, 'no offset was changed. The end is "latest"')
 
 
@@ -622,9 +625,9 @@ NOTHING_REMOVED: Final = 'nothing was removed. To remove everything: "latest"'
 def _refuse_beyond_end(
     topic: str, partition: int, before: PartitionPosition, located: LocatedPosition, outcome: str
 ) -> None:
-    """Raises `OffsetOutOfRange` if `before` is an offset or ordinal after the partition's end, which `located` has.
+    """Raises `OffsetOutOfRange` if `before` is an offset or ordinal after the partition's end, as `located` shows it.
 
-    `outcome`: the end of the error's text, which says what was not done.
+    `outcome`: the last part of the error's text, which says what was not changed.
     """
     if type(before) is int and before > located.end_offset:
         asked, end, what = before, located.end_offset, "offset"

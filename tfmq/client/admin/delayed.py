@@ -1,7 +1,7 @@
 """Delayed messages and schedules: descriptions, arguments, cancel and reschedule.
 
-After a lost connection every request is sent again. A repeated cancel or reschedule has no further effect, and adding a
-schedule again with the same arguments adds no second schedule.
+After a lost connection every request of this module is sent again, because a repeated cancel or reschedule has no
+further effect, and a repeated request with the same arguments adds no second schedule.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Rescheduled(str):
     """The new handle of a rescheduled message, as text; "" if the message was not rescheduled.
 
-    `state`: "rescheduled"; or "delivered", "cancelled", "unknown" if nothing was changed.
+    `state`: "rescheduled"; or, if nothing was changed, the message's state: "delivered", "cancelled" or "unknown".
     """
 
     __slots__ = ("state",)
@@ -79,9 +79,9 @@ class DelayedDescription(NamedTuple):
 
 
 class DelayedCounts(NamedTuple):
-    """How many delayed messages are pending.
+    """How many delayed messages are pending: `pending` in all, `counts[n]` in the interval number `n`.
 
-    `counts[n]`: those due from `edges_ms[n]` on and before `edges_ms[n + 1]`. `pending`: those with any due time.
+    The interval `n` has the messages whose due time is `edges_ms[n]` or later, and before `edges_ms[n + 1]`.
     """
 
     edges_ms: tuple[int, ...]
@@ -90,14 +90,14 @@ class DelayedCounts(NamedTuple):
 
 
 def topic_field(topic: str | None) -> str:
-    """Return the topic as a request field: "" for None (all topics). Raises `BadRequest` for "", probably a mistake."""
+    """Return the request field for a topic, or "" for None (all topics). Raises `BadRequest` if `topic` is ""."""
     if topic == "":
         raise BadRequest("The topic's name is empty: leave it out to ask about all topics.")
     return topic or ""
 
 
 def check_handle(handle: Any) -> str:
-    """Return `handle`. Raises `TypeError` if `handle` is no text, `BadRequest` if it is invalid."""
+    """Return `handle` if it is valid. Raises `TypeError` if it is no text, `BadRequest` if it is mistyped."""
     if not isinstance(handle, str):
         raise TypeError(
             f"A handle is the text in SendResult.delayed, not {type(handle).__name__}."
@@ -118,7 +118,7 @@ def check_limit(limit: Any) -> None:
 
 
 def cancel_delayed_message(link: ClientConnection, handle: Any, seconds: float) -> Operation[str]:
-    """Cancel a delayed message, see `Producer.cancel`. Raises `TypeError` for a handle that is no text."""
+    """Cancel a delayed message as `Producer.cancel` describes. Raises `TypeError` for a handle that is no text."""
     reply = yield from request(link, CancelDelayed(check_handle(handle)), seconds=seconds)
     return str(reply.state)
 
@@ -126,7 +126,7 @@ def cancel_delayed_message(link: ClientConnection, handle: Any, seconds: float) 
 def reschedule_delayed_message(
     link: ClientConnection, handle: Any, delay: Delay | None, deliver_at: Moment | None, seconds: float
 ) -> Operation[Rescheduled]:
-    """Change the due time of a delayed message, see `Producer.reschedule`. Raises `TypeError` if no time is given."""
+    """Change a message's due time as `Producer.reschedule` describes. Raises `TypeError` if no new time is given."""
     due, called_at = due_number(delay, deliver_at), link.now()
     if due is None:
         raise TypeError("Give the new time: delay=seconds, or deliver_at=moment; cancel() takes the message back.")
@@ -147,7 +147,7 @@ def delayed_description(row: Mapping[str, Any]) -> DelayedDescription:
 
 TOPIC_NAME = Name()
 NAME_BYTES = 200
-"""How many characters of the topic's name a generated schedule name has, so that a checksum fits after them."""
+"""A generated schedule name begins with at most this number of characters of the topic's name; a checksum follows."""
 
 
 class ScheduleDescription(NamedTuple):
@@ -156,7 +156,7 @@ class ScheduleDescription(NamedTuple):
     `state`: "active", "paused", or "waiting" if a due message cannot be sent; `trouble` is the reason. Times are ms
     since 1970 (0: none): `next_ms`: when the next message is due; `last_ms`: when the last one was due; `made_ms`: when
     the schedule was created. `misfire`: what is sent for missed times, "one", "all" or "skip". `size_bytes`: size of
-    the payload. `message` and its `properties` are None in lists. `details`: other fields of the reply.
+    the payload. In lists `message` and `properties` are None. `details`: other fields of the reply.
     """
 
     name: str
@@ -203,7 +203,7 @@ class ScheduleRequest(NamedTuple):
     misfire: str = "one"
 
     def request(self) -> tuple[AddSchedule, bytes]:
-        """Return the request and its body. Raises as `Producer.send`, and `BadRequest` for an invalid topic name."""
+        """Return the request and its body. Raises the errors of `Producer.send`, `BadRequest` for a bad topic name."""
         TOPIC_NAME.check(self.topic, "topic")
         payload = payload_bytes(self.payload)
         body = b"" if payload is None else bytes(payload)
@@ -216,7 +216,7 @@ class ScheduleRequest(NamedTuple):
         zone = zone_name(self.timezone)
         words = (self.cron, zone, self.topic, self.partition, self.misfire, attribute, payload is None)
         name = self.name
-        if name is None:  # The same arguments give the same name, so that a repeated call adds no second schedule.
+        if name is None:  # The name depends only on the arguments, so that a repeated call adds no second schedule.
             checksum = zlib.crc32(body, zlib.crc32(repr(words).encode()))
             name = f"{self.topic[:NAME_BYTES]}-{checksum:08x}"
         return AddSchedule(name, *words), body
@@ -231,10 +231,10 @@ def zone_name(timezone: str | tzinfo) -> str:
 
 
 def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
-    """Parse one row of a reply. A field with the value None counts as missing."""
+    """Return the schedule that one row of a reply describes. A field with the value None counts as missing."""
     names = [name for name in ScheduleDescription._fields if name not in ("message", "properties")]
     known, details = split_fields({key: value for key, value in row.items() if value is not None}, names, "size")
-    details.pop("properties", None)  # This is only their number; the properties themselves are in the attribute.
+    details.pop("properties", None)  # The row has only the number of properties here; the attribute has the properties.
     if "attribute" not in details:
         return ScheduleDescription(**known, details=details)
     packed = details.pop("attribute")
@@ -244,7 +244,7 @@ def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
 
 
 def datetime_at(moment_ms: int, timezone: str) -> datetime | None:
-    """Return the time in `timezone`, or in UTC if this machine has no such zone; None for 0 and after the year 9999."""
+    """Return the time in `timezone`, or in UTC if this machine lacks the zone; None for 0 and after the year 9999."""
     if not 0 < moment_ms <= BORN_MS_MAX:
         return None
     moment = EPOCH + timedelta(milliseconds=moment_ms)

@@ -15,7 +15,7 @@ STATES: Final = (
     "heuristic_committed",
     "heuristic_rolled_back",
 )
-"""The states of transactions that a list has: unfinished transactions, and those that an operator ended."""
+"""The states of the transactions that the broker can list: unfinished, or ended by an operator."""
 
 
 class PartitionDescription(NamedTuple):
@@ -23,8 +23,8 @@ class PartitionDescription(NamedTuple):
 
     Offsets are byte positions, ordinals number the partition's messages, times are ms since 1970 (-1: none).
 
-    `state`: "open", "stopped" (accepts no writes; `reason` is the cause) or "damaged" (`damage` lists the unreadable
-    ranges: first offset, next offset, reason).
+    `state`: "open", "stopped" (accepts no writes; `reason` is the cause) or "damaged" (`damage` has for each unreadable
+    range its first offset, the offset after it, and the reason). `forced_offset`: the durable offset.
     """
 
     partition: int
@@ -61,8 +61,8 @@ class PartitionDescription(NamedTuple):
 class TopicDescription(NamedTuple):
     """One topic with all its partitions.
 
-    `settings`: the settings made for this topic. `effective`: the values in use, key -> (value, source: "topic",
-    "default", or the position in the server's configuration).
+    `settings`: the settings made for this topic. `effective`: for each setting the value in use and its source, which
+    is "topic", "default", or where the value is in the server's configuration.
     """
 
     name: str
@@ -82,7 +82,7 @@ class TopicDescription(NamedTuple):
 
 
 class LocatedPosition(NamedTuple):
-    """A position in a partition, and the bounds of the partition. `ordinal` -1: unknown."""
+    """A position (`offset`, `ordinal`, `epoch`) in a partition, and the partition's bounds. `ordinal` -1: unknown."""
 
     offset: int
     ordinal: int
@@ -96,9 +96,9 @@ class LocatedPosition(NamedTuple):
 class PurgeResult(NamedTuple):
     """The result of a purge.
 
-    `first_offsets`: the first remaining offset of each partition. `moved`: groups moved to these offsets. `left`:
-    groups whose next message was removed but that could not be moved, because a member is alive or a transaction with
-    their offsets has not ended.
+    `first_offsets`: the first remaining offset of each partition. `moved`: the groups that were moved to these offsets.
+    `left`: the groups whose next message was removed, but that could not be moved, because a member is alive or a
+    transaction with the group's offsets has not ended.
     """
 
     first_offsets: Mapping[int, int]
@@ -109,7 +109,8 @@ class PurgeResult(NamedTuple):
 class GroupSummary(NamedTuple):
     """One group in a list.
 
-    `members`: number of members. `live`: whether a member is alive. `partitions`: how many have a committed offset.
+    `members`: number of members. `live`: whether a member is alive. `partitions`: the number of partitions in which the
+    group has a committed offset.
     """
 
     group: str
@@ -120,15 +121,14 @@ class GroupSummary(NamedTuple):
 
 
 class GroupDescription(NamedTuple):
-    """One group, its members oldest first.
+    """One group. `strategy`: the strategy in use, which is that of the oldest member.
 
-    `strategy`: the strategy in use, which is that of the oldest member.
+    Each of `members` (the oldest first) has the keys member, client, live, topics, strategy, session_ms, silent_ms (the
+    time since its last heartbeat), partitions (its partitions by topic, without revoked ones), leaving (by topic, the
+    partitions that are revoked from the member and not released yet), and note (why it has no partition or still waits
+    for some, or "").
 
-    Each of `members` has the keys member, client, live, topics, strategy, session_ms, silent_ms, partitions (by topic:
-    those assigned and not revoked), leaving (by topic: those revoked and not released yet), and note (why fewer
-    partitions are assigned than requested).
-
-    Each of `offsets` has the keys topic, partition, member (the owner, or ""), offset (-1: none committed), index,
+    Each of `offsets` has the keys topic, partition, member (the owner, or ""), offset (-1: none committed), index (0),
     epoch, generation, end_offset, and lag (in messages; all of the partition if no offset is committed; -1: unknown).
     """
 
@@ -147,7 +147,7 @@ class GroupDescription(NamedTuple):
 
 
 def partition_description(row: Mapping[str, Any]) -> PartitionDescription:
-    """Parse the description of a partition in a reply. Unknown fields are ignored."""
+    """Return the partition that `row` of a reply describes. Unknown fields are ignored."""
     known = {name: row[name] for name in PartitionDescription._fields if row.get(name) is not None}
     known["damage"] = tuple((first, next, reason) for first, next, reason in row.get("damage") or ())
     return PartitionDescription(**known)
@@ -172,11 +172,11 @@ def group_description(row: Mapping[str, Any]) -> GroupDescription:
 class TransactionDescription(NamedTuple):
     """One transaction. Times are ms since 1970 (0: not yet, or never).
 
-    `epoch`: its number, never reused. `state`: "open", "preparing", "prepared", "committing", "applying" (committed,
+    `epoch`: the transaction's number. `state`: "open", "preparing", "prepared", "committing", "applying" (committed,
     but a partition accepts no writes yet), "committed", "rolled_back", "heuristic_committed", "heuristic_rolled_back",
     "read_only", "unknown". `group`: the producer group that the broker asks how the transaction ended. `owner`: the
-    client that began it. `topics`: in a list of transactions only the first ones. `expires_ms`: when a prepared member
-    of a commit group times out. `details`: other fields of the reply.
+    client that began it. `topics`: in a list of transactions only the first ones. `expires_ms`: when a prepared
+    transaction of a commit group times out. `details`: other fields of the reply.
     """
 
     xid: str
@@ -213,8 +213,8 @@ class TransactionEnd(NamedTuple):
 class CommitGroupDescription(NamedTuple):
     """One commit group and its last committed sequence.
 
-    `sequence`: -1 if none is committed. `run`: the attempt that committed it. `rows`: the number of rows that it has.
-    `details`: other fields of the reply.
+    `sequence`: the last committed sequence; -1: none. `run`: the attempt that committed this sequence. `rows`: the
+    number of rows in this sequence. `details`: other fields of the reply.
     """
 
     group: str
@@ -227,8 +227,8 @@ class CommitGroupDescription(NamedTuple):
 class CommitGroupEnd(NamedTuple):
     """The result of COMMIT_GROUP.
 
-    `state`: "committed" or "applying". `repeated`: whether the sequence was committed before; `rows` is then the number
-    of rows of that commit. `dropped`: number of messages whose topic was deleted.
+    `state`: "committed" or "applying". `repeated`: whether the sequence was committed before; if so, `rows` is the
+    number of rows of that earlier commit. `dropped`: number of messages whose topic was deleted.
     """
 
     state: str
@@ -251,9 +251,9 @@ def commit_group_description(row: Mapping[str, Any]) -> CommitGroupDescription:
 def split_fields(
     row: Mapping[str, Any], names: Sequence[str], size: str = "bytes"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return two dicts: the fields in `names`, without those that are None, and all other fields.
+    """Return two dicts: the fields of `row` that are in `names` and not None, and the fields that are not in `names`.
 
-    `size`: the name that the row uses for `size_bytes`.
+    `size`: the row's name for the field that is called `size_bytes` in the result.
     """
     known: dict[str, Any] = {}
     details: dict[str, Any] = {}

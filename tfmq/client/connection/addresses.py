@@ -2,11 +2,11 @@
 
 `LocalBrokerAddress` finds the broker that runs on a data folder, or starts a broker. When a broker is ready, it writes
 `HOST:PORT PROCESS` to DATA/address; at a clean stop it removes the file. The address is valid only while the process
-named there holds DATA/lock; so a file that a killed broker has left is ignored.
+named in the file holds the lock on DATA/lock. So a file that a killed broker has left is ignored.
 
 A broker started by a client runs in its own session, so neither Ctrl-C nor the exit of the client's program ends it. It
-exits after `IDLE_SECONDS` without clients. The client locks DATA/starting and passes the descriptor to the broker,
-which keeps the lock until it exits. So only one start is in progress at a time; other clients wait for the address.
+exits after `IDLE_SECONDS` without clients. The client locks DATA/starting and passes the locked descriptor to the
+broker, which keeps the lock until it exits. So only one broker starts at a time; other clients wait for its address.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class BrokerAddress(NamedTuple):
 def data_folder_of(servers: str | Sequence[str] | None) -> str | None:
     """Return the path in `file:PATH`; None if `servers` are hosts and ports.
 
-    If `servers` is None, the value of $TFMQ_SERVERS is used. Raises `BadRequest` for `file:` without a path or combined
-    with another address.
+    If `servers` is None, the value of $TFMQ_SERVERS is used. Raises `BadRequest` if `file:` has no path, or is not the
+    only address.
     """
     given = os.environ.get(SERVERS_VARIABLE) if servers is None else servers
     texts = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
@@ -62,8 +62,8 @@ def data_folder_of(servers: str | Sequence[str] | None) -> str | None:
 def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[BrokerAddress, ...]:
     """Parse `host:port`, a comma-separated list, `tfmq://host:port`, or a sequence of these.
 
-    `servers` None: $TFMQ_SERVERS, or 127.0.0.1:8367 if that is not set; the default port is 8367. Raises `BadRequest`,
-    which names the invalid part, and `NotSupported` for `tfmqs://` and for a user name in the address.
+    If `servers` is None, $TFMQ_SERVERS is parsed, or 127.0.0.1:8367 if it is not set. The default port is 8367. Raises
+    `BadRequest` for an invalid address, and `NotSupported` for `tfmqs://` and for a user name in the address.
     """
     if servers is None:
         servers = os.environ.get(SERVERS_VARIABLE) or f"{DEFAULT_HOST}:{DEFAULT_PORT}"
@@ -81,7 +81,7 @@ def parse_server(text: str) -> BrokerAddress:
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "tfmq", text
-    if "@" in text:  # Checked before any error message that would show the password.
+    if "@" in text:  # Checked first, because the text of a later error would show the password.
         raise NotSupported("An address with a user and password needs a later release; write host:port.")
     if scheme == "tfmqs":
         raise NotSupported(f"{text!r} asks for TLS, which this release does not have; write tfmq://.")
@@ -114,7 +114,7 @@ def _parse_port(port: str, text: str) -> int:
 
 
 def describe_client(client: object, servers: Iterable[object], **arguments: object) -> str:
-    """Return the `repr` of a client: <tfmq.Consumer 127.0.0.1:8367 group='billing'>, without false values."""
+    """Return the `repr` of a client: <tfmq.Consumer 127.0.0.1:8367 group='billing'>. False values are left out."""
     module = type(client).__module__.partition("_")[0]
     variant = "tfmq" if module in ("tfmq.producer", "tfmq.consumer", "tfmq.admin") else module
     words = [f"{name}={value!r}" for name, value in arguments.items() if value]
@@ -125,30 +125,30 @@ ADDRESS_NAME: Final = "address"
 LOCK_NAME: Final = "lock"
 LOG_NAME: Final = "server.log"
 LOG_BYTES_MAX: Final = 1 << 20
-"""If the log of started brokers is longer, it is renamed to `server.log.1` at the next start."""
+"""If the log of the brokers that clients start is longer, the next start renames it to `server.log.1`."""
 IDLE_SECONDS: Final = 10
-"""A broker started by a client exits after this time without clients: longer than a script pauses between commands."""
+"""A broker started by a client exits after this time without clients; scripts usually pause less between commands."""
 START_TIMEOUT_SECONDS: Final = 30.0
-"""Timeout of a first connection. It covers the start of a broker, with recovery after a crash."""
+"""Timeout of the first connection to a `file:` address. It includes the broker's start, with recovery after a crash."""
 LOG_TAIL_BYTES: Final = 2000
 """How much of the log's end is read to find its last line after a failed start."""
 FOLDER_MODE: Final = 0o750
 FILE_MODE: Final = 0o640
-"""The modes that the broker uses too, so that its files are not world-readable."""
+"""Permissions of folders and files that the client creates. The broker uses the same: others may not read its files."""
 _CREATE_FLAGS: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 """O_NOFOLLOW, because a symbolic link in the folder must not make the client write to another file."""
 _WILDCARD_ADDRESSES: Final = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}
-"""Maps the addresses by which a broker listens on all interfaces to the address to connect to on this machine."""
+"""Maps an address by which a broker listens on all interfaces to the address by which this machine can connect."""
 _PROGRAM: Final = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; from tfmq.server.main import main; main()"
 )
-"""Runs the broker. The current folder, which is the data folder, is removed from `sys.path`."""
+"""Python program of the broker. It removes the current folder, which is the data folder, from `sys.path`."""
 _BACKGROUND_SCRIPT: Final = '"$@" &'
 """Shell script that starts a command and exits, so that the command is no child of this process."""
 
 
 class LocalBrokerAddress:
-    """The address of the broker on the data folder `path`. `start(path, descriptor)` starts a broker."""
+    """The address of the broker on the data folder `path`. `start` is called to start a broker (see `start_broker`)."""
 
     def __init__(self, path: str, start: Callable[[str, int], None] | None = None) -> None:
         if "\0" in path:
@@ -161,10 +161,10 @@ class LocalBrokerAddress:
         return f"file:{self.path}"
 
     def resolve(self) -> BrokerAddress:
-        """Return the broker's network address. Start a broker if none runs, without waiting until it is ready.
+        """Return the broker's network address. If no broker runs, start one and raise a retriable `ConnectionFailed`.
 
-        Raises `ConnectionFailed`: retriable while the broker is not ready, not retriable if it cannot be started. Does
-        not write into a folder with files that are not a broker's.
+        The error is raised also by later calls until the broker is ready. If no broker can be started, or the folder
+        has files that are not a broker's, a `ConnectionFailed` is raised that is not retriable.
         """
         try:
             os.makedirs(self.path, FOLDER_MODE, exist_ok=True)
@@ -207,7 +207,7 @@ class LocalBrokerAddress:
             if self._broker_started:
                 self._broker_started = False
                 raise self._start_error()
-            with contextlib.suppress(FileNotFoundError):  # No broker runs, so the address is that of a former one.
+            with contextlib.suppress(FileNotFoundError):  # No broker runs, so the file has a former broker's address.
                 os.unlink(os.path.join(self.path, ADDRESS_NAME))
             self._start_broker(self.path, descriptor)
             handed_over = self._broker_started = True
@@ -219,7 +219,7 @@ class LocalBrokerAddress:
         raise self._not_ready_error("starts")
 
     def _is_locked(self) -> bool:
-        """Return whether a broker has locked the data folder. Tests by a shared lock, so that tests do not collide."""
+        """Return whether a broker has locked the data folder. Clients can test at once, because they share the lock."""
         try:
             descriptor = os.open(os.path.join(self.path, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -258,9 +258,9 @@ class LocalBrokerAddress:
 
 
 def start_broker(path: str, descriptor: int) -> None:
-    """Start a detached broker on the data folder `path`. Raises OSError, `ConnectionFailed`.
+    """Start a broker on the data folder `path`, detached from this process. Raises OSError, `ConnectionFailed`.
 
-    `descriptor`: a locked file, which the broker inherits and so keeps locked.
+    `descriptor`: of the locked file DATA/starting. The broker inherits it and so keeps the file locked.
     """
     if not sys.executable:
         raise ConnectionFailed(

@@ -1,7 +1,7 @@
 """One connection to a broker, without I/O: requests, replies, reconnection.
 
-`ClientConnection` encodes and decodes; a driver opens the network connection and moves the bytes. `PendingRequest` is a
-request and its reply.
+`ClientConnection` encodes requests and decodes replies; a driver opens the network connection, and writes and reads the
+bytes. `PendingRequest` is a request and its reply.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PendingRequest(Future):
     the driver's background thread reads until the request is done. `update(request)` is called each time before the
     request is sent, and returns the request to send, for example with a shorter remaining delay.
 
-    `reply` or `error` is the result. `reply_body` is a view of the received bytes, which need not be copied.
+    Once the request is done, `reply` or `error` is set. `reply_body` need not be copied: the view's bytes never change.
     """
 
     request: Any
@@ -64,7 +64,7 @@ class PendingRequest(Future):
     update: UpdateRequest | None = None
     sent: bool = False
     send_count: int = 0
-    """How often the request was sent. If more than once, it may have been executed although the reply is an error."""
+    """How often the request was sent. After several attempts it may have been executed although `error` is set."""
     reply: Any = None
     reply_body: memoryview = memoryview(b"")  # noqa: RUF009
     error: TfmqError | None = None
@@ -88,7 +88,7 @@ class PendingRequest(Future):
 
 
 def error_from_reply(header: list[Any]) -> TfmqError:
-    """Return the error in an error reply. Malformed fields are replaced by defaults."""
+    """Return the error that an error reply describes. Missing and malformed fields are replaced by defaults."""
     number, fields = -header[0], [*header[2:], None, None, None, None]
     code, outcome, sentence, details = fields[:4]
     return from_error_reply(
@@ -135,12 +135,11 @@ BACK_OFF_SECONDS_FIRST = 0.25
 FIRST_CONNECT_TIMEOUT = 2.0
 """After this time, requests that wait for the first connection fail.
 
-Long enough if broker and client are started together, short enough to report a wrong address soon.
+A broker started together with the client is ready within this time, and a wrong address is reported soon.
 """
 SILENT_ATTEMPTS = 3
-"""The first line is logged after this number of failed attempts at each address, which take about 0.15 s."""
+"""After this number of failed attempts at each address, about 0.15 s, the client logs that it waits for a broker."""
 REQUEST_TIMEOUT_SECONDS = 30.0
-"""The default timeout of a request."""
 HELLO_TIMEOUT_SECONDS = 10.0
 
 HELLO = BY_REQUEST[Hello]
@@ -160,12 +159,12 @@ READY: Final = ConnectionState.READY
 
 
 class ClientConnection:
-    """A connection to one of `servers`, without I/O. Reconnects with back-off.
+    """A connection to one of `servers`, without I/O. Not thread-safe: callers hold the driver's lock.
 
-    A driver connects when `wants_connection` says so, and moves the bytes. Every request completes exactly once. After
-    a lost connection, requests with `repeat` are sent again in their original order before any newer request. Requests
-    without `repeat` fail with outcome "unknown" if they were sent, else they wait for the next connection. If a request
-    is abandoned, its reply is ignored, and the connection stays usable. Not thread-safe: callers hold the lock.
+    A driver connects when `wants_connection` returns True, and writes and reads the bytes. Every request completes
+    exactly once. After a lost connection, requests with `repeat` are sent again in their original order before any
+    newer request. Requests without `repeat` fail with outcome "unknown" if they were sent before; otherwise they wait
+    for the next connection. If a request is abandoned, its reply is ignored, and the connection stays usable.
     """
 
     def __init__(
@@ -183,25 +182,25 @@ class ClientConnection:
         """Whether a person uses the client, so that the broker logs the changes that it requests."""
         self.first_connect_timeout = first_connect_timeout
         self.now = clock
-        """Returns the time in seconds, by the clock of all deadlines."""
+        """Returns the time in seconds, by the connection's clock. All deadlines are times of this clock."""
         self._jitter = jitter
         self.on_ready: list[Callable[[ClientConnection], None]] = []
         """Functions called after every HELLO reply. For example, a group member then sends a heartbeat."""
         self.reset()
 
     def reset(self) -> None:
-        """Set the initial state. In a forked child this forgets the open requests, which belong to the parent."""
+        """Set the initial state. A forked child calls this to forget the open requests, which belong to the parent."""
         self.state = ConnectionState.DOWN
         self.hello: HelloReply | None = None
         self.limits = limits.limits_to_send({})
-        """The broker's limits by name; the defaults before its HELLO reply."""
+        """The broker's limits by name; before the broker's first HELLO reply, the default limits."""
         self.connection_count = 0
-        """How many HELLO replies have arrived. If this changes, there is a new connection."""
+        """How many HELLO replies have arrived: one for each connection."""
         self.background_requests = 0
-        """How many background requests are open."""
+        """How many open requests were sent with `in_background`."""
         self.last_error: TfmqError | None = None
         self._server_index = self._attempts = 0
-        self._got_response = False  # Whether this connection received at least a part of a reply.
+        self._got_response = False  # Whether this connection received at least a part of a reply after HELLO's.
         self._trying_since: float | None = None
         self._retry_at, self._hello_deadline = 0.0, NEVER
         self._correlation_ids = itertools.count(1)
@@ -230,7 +229,7 @@ class ClientConnection:
         wants_reply: bool = True,
         update: UpdateRequest | None = None,
     ) -> PendingRequest:
-        """Send `request` now, or as soon as there is a connection. It fails after `seconds` (None: no time limit).
+        """Send `request` now, or once there is a connection. The request fails after `seconds` (None: no time limit).
 
         Use `repeat=False` for requests that must not be executed twice. With `wants_reply=False` the request is done
         once it is written. `update(request)` is called before each attempt, and returns the request to send. The `body`
@@ -248,7 +247,7 @@ class ClientConnection:
         if self.state == READY:
             self._send(call)
         elif self.state == ConnectionState.DOWN and self.connection_count and not self._pending:
-            # No request was waiting: shorten the pause between attempts, which may exceed this request's timeout.
+            # No other request waits, so the pause before the next attempt to connect may have become long: shorten it.
             self._attempts = 0
             self._retry_at = min(self._retry_at, self.now() + BACK_OFF_SECONDS)
         self._pending[call.correlation_id] = call
@@ -288,7 +287,7 @@ class ClientConnection:
         return min(due, self._hello_deadline)
 
     def tick(self) -> None:
-        """Fail the requests whose time is over. Raises `ConnectionFailed` if the reply to HELLO is late: disconnect."""
+        """Fail requests past their deadline. If the HELLO reply is late, raise the error with which to disconnect."""
         now = self.now()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             call = heapq.heappop(self._deadlines)[2]
@@ -305,7 +304,7 @@ class ClientConnection:
             )
 
     def connected(self) -> None:
-        """Send HELLO on the connection that the driver has made."""
+        """Queue HELLO for the network connection that the driver has opened."""
         self.state = ConnectionState.GREETING
         now = self.now()
         self._hello_deadline = now + HELLO_TIMEOUT_SECONDS
@@ -320,7 +319,7 @@ class ClientConnection:
         self._queue(encode([HELLO.code, 0, *hello]))
 
     def received(self, data: bytes | bytearray) -> None:
-        """Process received bytes, which must not change any more. If this raises, the driver must disconnect."""
+        """Process received bytes; the caller must not change them later. If this raises, the driver must disconnect."""
         for frame in self._decoder.feed(data):
             self._process_frame(frame)
         if not self._got_response and self._decoder.is_incomplete and self.state == READY:
@@ -343,7 +342,7 @@ class ClientConnection:
                 self._complete(call)
 
     def disconnected(self, error: BaseException | None = None) -> None:
-        """Fail or keep the open requests after a lost or failed connection."""
+        """Note that the connection was lost or could not be opened. Fail the requests that must not be sent again."""
         if self.state == ConnectionState.CLOSED:
             return
         was_connected, was_ready = self.state != ConnectionState.DOWN, self.state == READY
@@ -363,7 +362,7 @@ class ClientConnection:
         self._retry_at = now
         rounds, tried = divmod(self._attempts, len(self.servers))
         if tried:
-            return  # Not all servers are tried since the last pause: try the next one at once.
+            return  # Some servers have not been tried since the last pause: try the next server at once.
         most = BACK_OFF_SECONDS_MAX if self.connection_count else BACK_OFF_SECONDS_FIRST
         self._retry_at += backoff_seconds(rounds, BACK_OFF_SECONDS, most) * (0.75 + 0.5 * self._jitter())
         too_long = not self.connection_count and now - (self._trying_since or now) >= self.first_connect_timeout
@@ -439,7 +438,7 @@ class ClientConnection:
             listener(self)
 
     def _complete(self, call: PendingRequest) -> None:
-        # A request that is not in the table was sent before a fork, and belongs to the parent process.
+        # A request that is not in `_pending` was sent before a fork, and belongs to the parent process.
         if self._pending.get(call.correlation_id) is call:
             del self._pending[call.correlation_id]
             self.background_requests -= call.in_background

@@ -1,7 +1,7 @@
 """Creation of a client's connection and driver.
 
 In tests the broker may run in this process: tests register it under an address in `in_process_brokers`. A client for
-that address gets driver and clock from this broker, instead of a network connection.
+that address gets its connection, driver and clock from this broker, and uses no network.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Driver = TypeVar("Driver")
 
 
 class ClientParts(NamedTuple, Generic[Driver]):
-    """A connection, the driver that runs it, and the wall clock in seconds since 1970."""
+    """A client's connection, the driver that does its I/O, and the wall clock, in seconds since 1970."""
 
     link: ClientConnection
     driver: Driver
@@ -39,7 +39,7 @@ class InProcessBroker(Protocol):
     def make_client_parts(
         self, servers: Sequence[BrokerAddress], driver_type: Callable[[ClientConnection], Driver]
     ) -> ClientParts[Driver]:
-        """Return a connection to the broker, and a driver that can be used like one of `driver_type`."""
+        """Return a connection to this broker, with a driver that can be used like the drivers of `driver_type`."""
 
     def state_folder(self) -> str:
         """Return the default folder for local files of the broker's clients."""
@@ -65,8 +65,8 @@ def make_client_parts(
     """Create the connection to `servers` and its driver. Does no network I/O.
 
     `client_id`: the client's name in member lists and in the broker's log; None: $TFMQ_CLIENT_ID. `operator`: whether a
-    person uses the client, so that the broker logs the changes that it requests. Raises as `parse_servers`, and
-    `BadRequest` for an invalid client id.
+    person uses the client, so that the broker logs the changes that it requests. Raises the errors of `parse_servers`,
+    and `BadRequest` for an invalid client id.
     """
     name = os.environ.get(CLIENT_ID_VARIABLE) or None if client_id is None else client_id
     if name is not None:

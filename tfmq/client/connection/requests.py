@@ -1,7 +1,6 @@
-"""Requests with retries, topic metadata, and the operations made of them.
+"""Operations that send requests, some with retries, and a cache of topic metadata.
 
-Each operation takes the connection, and the metadata cache if it needs topics, and returns plain values. All operations
-raise `TfmqError`: the broker's error, `ConnectionFailed`, `TimedOut`.
+All operations raise a `TfmqError`: the broker's error, `ConnectionFailed` or `TimedOut`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tfmq.protocol.commands import TopicRow
 
 PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
-"""Maximum pause between two attempts. While there is no connection, the pauses of reconnecting are added."""
+"""Maximum pause between two attempts. While there is no connection, the pauses between reconnects are added."""
 ATTEMPT_TIMEOUT_SECONDS: Final = 30.0
 
 
@@ -30,9 +29,9 @@ def request_with_retries(
 ) -> Generator[Wait, None, Any]:
     """Send `request`, again after each retriable error, and return the reply.
 
-    `until`: the time limit, in the connection's clock; if no other attempt fits before it, the last error is raised.
-    Raised at once are errors that are not retriable, any error while the connection has never reached a broker, and
-    `Busy` if `while_busy` is false. `in_background`: no caller waits, so the background thread reads the reply. The
+    If no further attempt is possible before the time `until` (in the connection's clock), the last error is raised. An
+    error is raised at once if it is not retriable, if the client has never been connected to a broker, or if it is
+    `Busy` and `while_busy` is false. `in_background`: no caller waits, so the background thread reads the reply. The
     broker may execute the request more than once, so use this only for requests that may safely be repeated.
     """
     call = yield from call_with_retries(link, request, until=until, in_background=in_background, while_busy=while_busy)
@@ -47,7 +46,7 @@ def call_with_retries(
     in_background: bool = False,
     while_busy: bool = True,
 ) -> Generator[Wait, None, PendingRequest]:
-    """Send a request with `body` as `request_with_retries` does. Return the completed request."""
+    """Send a request with `body`, with retries as in `request_with_retries`. Return the completed request."""
     backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
     while True:
         seconds = max(0.0, min(ATTEMPT_TIMEOUT_SECONDS, until - link.now()))
@@ -67,11 +66,11 @@ def call_with_retries(
 
 
 REFRESH_SECONDS = 60.0
-"""When metadata are older than this, a producer requests them again at its next send to the topic."""
+"""When the metadata of a topic is older than this, a producer requests it again at its next send to the topic."""
 
 
 class Topic(NamedTuple):
-    """One topic, as the broker last described it. `partitions[n].number == n`."""
+    """One topic, as the broker last described it. `partitions[n]` is the partition with the number n."""
 
     name: str
     incarnation: int
@@ -83,7 +82,7 @@ class MetadataCache:
     """A cache of topic metadata by name. Does no I/O.
 
     An entry is used until the broker rejects a request with the entry's incarnation, because the topic was deleted. The
-    caller then invalidates the entry. New partitions are detected when the metadata are requested again after
+    caller then invalidates the entry. New partitions become known when a producer requests the metadata again after
     `REFRESH_SECONDS`.
     """
 
@@ -100,7 +99,7 @@ class MetadataCache:
         return known is None or self._clock() - known[1] >= REFRESH_SECONDS
 
     def update(self, rows: Iterable[TopicRow]) -> list[Topic]:
-        """Store the rows of a METADATA reply. Return these topics."""
+        """Store the topics that the rows of a METADATA reply describe, and return them."""
         found = []
         for row in rows:
             rows_in_order = sorted(row.partitions, key=attrgetter("partition"))
@@ -124,14 +123,14 @@ def request(
     seconds: float | None = REQUEST_TIMEOUT_SECONDS,
     repeat: bool = True,
 ) -> Operation[Any]:
-    """Send one request and return its reply. `message`, `repeat`: see `ClientConnection.send_request`."""
+    """Send one request and return its reply. The arguments are those of `ClientConnection.send_request`."""
     call = link.send_request(message, *body, seconds=seconds, repeat=repeat)
     yield from wait_for_reply(link, call)
     return call.result()
 
 
 def wait_for_reply(link: ClientConnection, *calls: PendingRequest) -> Operation[None]:
-    """Wait until all of `calls` are done. If this operation is ended before, abandon them."""
+    """Wait until all of `calls` are done. If this operation is cancelled before, abandon the requests."""
     try:
         for call in calls:
             while not call.done:
@@ -142,7 +141,7 @@ def wait_for_reply(link: ClientConnection, *calls: PendingRequest) -> Operation[
 
 
 def wait_for_all(futures: Sequence[Future], seconds: float | None, link: ClientConnection) -> Operation[bool]:
-    """Wait until all of `futures` are done. Return False if `seconds` pass first."""
+    """Wait until all of `futures` are done, and return True; return False if `seconds` pass before (None: no limit)."""
     deadline = None if seconds is None else link.now() + seconds
     for target in futures:
         while not target.done:
@@ -164,8 +163,8 @@ def fetch_topics(
 ) -> Operation[list[Topic]]:
     """Request and cache the metadata of the topics `names` (None: all). Unknown topics are left out.
 
-    `create`: create missing topics if the broker allows that. `retry_while_busy`: while the broker is busy or stopping,
-    repeat the request until `seconds` have passed.
+    `create`: create missing topics if the broker allows that. `retry_while_busy`: after a retriable error, for example
+    while the broker is busy, repeat the request until `seconds` have passed.
     """
     asked = commands.Metadata(None if names is None else list(names), create)
     if retry_while_busy:
@@ -186,7 +185,7 @@ def get_topic(
     retry_while_busy: bool = False,
     seconds: float = REQUEST_TIMEOUT_SECONDS,
 ) -> Operation[Topic]:
-    """Return the topic from the cache, or else request it as `fetch_topics` does. Raises `UnknownTopic`."""
+    """Return the topic from the cache `cluster`, or else request it by `fetch_topics`. Raises `UnknownTopic`."""
     if (known := cluster.topic(name)) is not None:
         return known
     found = yield from fetch_topics(
@@ -200,7 +199,7 @@ def get_topic(
 TRANSACTION_PAUSE_SECONDS: Final = 0.01
 TRANSACTION_PAUSE_SECONDS_MAX: Final = 1.0
 UNCHECKED_ERRORS: Final = (Busy, Closed, ConnectionFailed, TimedOut)
-"""Errors that do not show whether an earlier attempt was executed: the broker has not checked for duplicates."""
+"""After these errors it is unknown whether an earlier attempt was executed: the broker did not look for duplicates."""
 
 
 def request_until_not_busy(
@@ -214,12 +213,12 @@ def request_until_not_busy(
 ) -> Operation[PendingRequest]:
     """Send a transaction request, again after each `Busy`, up to the time `until` (in the connection's clock).
 
-    Return the completed request with its reply or error. The error is `Busy` if no other attempt fits before `until`.
-    With `repeat` the connection sends the request again after a reconnect, so the broker must recognise duplicates.
+    Return the completed request with its reply or error. The error is `Busy` if no further attempt is possible before
+    `until`. With `repeat` the request is sent again after a reconnect, so the broker must detect duplicates.
 
     `maybe_sent`: whether the caller has sent the request before, with unknown outcome. In this case, and if the request
     is sent more than once here, an error of `UNCHECKED_ERRORS` gets the outcome "unknown". `send_count` of the result
-    includes the earlier attempt. Raises `UNCHECKED_ERRORS` if the request cannot be sent.
+    includes the earlier attempt. Raises one of `UNCHECKED_ERRORS` if the request cannot be sent.
     """
     backoff = Backoff(TRANSACTION_PAUSE_SECONDS, TRANSACTION_PAUSE_SECONDS_MAX)
     while True:

@@ -52,11 +52,11 @@ class AsyncDriver(EventDriver):
     def _check_other_caller(self) -> None:
         if asyncio._get_running_loop() is not None:
             self._bind_loop()
-        elif self.loop is not None and self.loop.is_running():  # The caller is in another thread, without a loop.
+        elif self.loop is not None and self.loop.is_running():  # The caller is in another thread that has no loop.
             raise NotAllowed(OTHER_LOOP)
 
     def _bind_loop(self) -> asyncio.AbstractEventLoop:
-        """Bind the driver to the running loop, and return the loop. Raises `NotAllowed` if another loop is bound."""
+        """Bind the driver to the running loop and return it. Raises `NotAllowed` if bound to another open loop."""
         running = asyncio.get_running_loop()
         if self.loop is None or (self.loop is not running and self.loop.is_closed()):
             self.loop = self._owner = running
@@ -107,7 +107,7 @@ class AsyncDriver(EventDriver):
 
     def _start_resolving(self) -> None:
         task = self._resolve_task
-        if task is None or task.done():  # A task of a former loop is done, because the end of a loop cancels tasks.
+        if task is None or task.done():  # A task of a closed loop counts as done: the loop's end has cancelled it.
             assert self.loop is not None
             self._resolve_task = self.loop.create_task(self._resolve())
 

@@ -22,7 +22,7 @@ log = logging.getLogger("tfmq.client")
 
 Result = TypeVar("Result")
 POLL_SECONDS_MAX = 3600.0
-"""The longest single `poll`. After it the polling thread runs due work and polls again."""
+"""The longest single `poll`. After this time the polling thread runs due work and polls again."""
 CLOSE_SECONDS = 5.0
 READ_WRITE = select.POLLIN | select.POLLOUT
 
@@ -31,9 +31,9 @@ _warned_of_loop = False
 
 
 def _warn_of_running_loop() -> None:
-    """Log once per process that a blocking call is made inside a running event loop.
+    """Log a warning, once per process, that a blocking call is made inside a running event loop.
 
-    A notebook is no reason for a warning: its cells run in the kernel's event loop, one at a time.
+    In a notebook nothing is logged, because its cells always run in an event loop, one at a time.
     """
     global _warned_of_loop
     if not _warned_of_loop and "ipykernel" not in sys.modules:
@@ -49,7 +49,7 @@ def _is_any_done(futures: tuple[Future, ...]) -> bool:
 
 
 class Waiter:
-    """A thread that waits for any of `futures` while another thread polls."""
+    """A thread that waits for any of `futures` while another thread polls. `followers`: all waiters of the driver."""
 
     __slots__ = ("followers", "futures", "gate")
 
@@ -63,8 +63,8 @@ class Waiter:
         return any(map(is_done, self.futures))
 
     def wake(self, future: Future | None = None) -> None:
-        """Let the thread continue. Called under the driver's lock."""
-        if future is not None:  # One of the futures calls this as its callback, so the wait is over.
+        """Let the thread continue. Called under the driver's lock, also as the callback of each future."""
+        if future is not None:  # The future `future` is done and calls this as its callback, so the wait is over.
             self.followers.pop(self, None)
         if self.gate.locked():  # A second wake-up has no effect.
             self.gate.release()
@@ -78,9 +78,9 @@ class BlockingDriver(Driver):
     """Runs operations in the calling threads. Thread-safe.
 
     The first thread that waits is the *polling thread*: it polls the socket and reads the replies for all waiting
-    threads. When its own wait is over, it wakes exactly one other waiting thread to poll. So a round trip of a single
-    thread needs no other thread. The polling thread waits for reading and writing in one `poll` and reads first, so
-    client and broker cannot block each other while both write. While no caller waits, `NetworkThread` polls.
+    threads, so that a single thread needs no other thread for its round trips. When its own wait is over, it wakes one
+    other waiting thread, which then polls. The polling thread waits for reading and writing in one `poll` and reads
+    first, so client and broker cannot block each other while both write. While no caller waits, `NetworkThread` polls.
 
     The connection and all objects built on it are used only under `lock`. User callbacks run without the lock.
     """
@@ -119,8 +119,8 @@ class BlockingDriver(Driver):
             raise
 
     def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """Wait as `Driver` describes. Raises `NotAllowed` in a callback, and under the driver's lock."""
-        # This runs for each message that a caller waits for, so checks that rarely find anything are not calls.
+        """Wait as described in `Driver`. Raises `NotAllowed` if called by a callback or under the driver's lock."""
+        # A caller may wait for each of its messages, so the usual case is tested here without a function call.
         if running_callbacks.now:
             check_not_in_callback()
         waited = tuple(futures)
@@ -151,7 +151,7 @@ class BlockingDriver(Driver):
         return done
 
     def _wait_for_other_thread(self, waiter: Waiter, deadline: float) -> None:
-        """Wait while another thread polls, and poll in its place when it ends."""
+        """Wait while another thread polls. When that thread stops polling, poll in its place."""
         if self._wait_once(waiter, deadline):
             return
         with self.lock:
@@ -167,9 +167,9 @@ class BlockingDriver(Driver):
                 self._end_wait(waiter)
 
     def _wait_once(self, waiter: Waiter, deadline: float) -> bool:
-        """Register `waiter` and, if another thread polls, sleep once. Return True if the wait is complete then.
+        """Register `waiter` and, if another thread polls, sleep once. Return True if nothing is left to do after it.
 
-        In that case nothing remains to be done under the lock, for which many woken threads would have to queue.
+        In this case the caller need not take the lock, for which many threads that are woken together would queue.
         """
         try:
             with self.lock:
@@ -184,7 +184,7 @@ class BlockingDriver(Driver):
                 self._end_wait(waiter)
             raise
         forgotten = len(waiter.futures) == 1 and waiter.futures[0].done
-        # If no thread polls and others wait, this thread was woken to poll, or must wake the next one.
+        # If no thread polls and other threads wait, this thread was woken to poll, or must wake another to poll.
         orphaned = self._polling_thread is None and bool(self._waiters)
         return woken and forgotten and not orphaned
 
@@ -196,7 +196,7 @@ class BlockingDriver(Driver):
         return timer
 
     def run_in_thread(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work`, which may block and use the client, in a daemon thread. An `Executor`."""
+        """Run `work`, which may block and may use the client, in a daemon thread. This method is an `Executor`."""
 
         def finished(result: Any, error: BaseException | None) -> None:
             with self.lock:
@@ -204,7 +204,7 @@ class BlockingDriver(Driver):
                 if not self.closed:
                     self.poll_nonblocking()
             self.wake()
-            # If the thread that waits for this work is the polling thread, it sleeps on the socket: wake it.
+            # The thread that waits for this work may be the polling thread, which sleeps on the socket: wake it.
             self.set_event(Event())
 
         threading.Thread(target=run_inline, args=(work, finished), name="tfmq-work", daemon=True).start()
@@ -216,22 +216,22 @@ class BlockingDriver(Driver):
             finally:
                 self.lock.release()
         else:
-            # No callbacks run here. Instead the polling thread is woken and checks the futures of all waiting threads.
+            # Callbacks need the lock, so none run here. Instead the polling thread checks the futures of all waiters.
             event.done = True
         self._wake_polling_thread()
 
     def wake(self, at_once: bool = False) -> None:
-        """Wake the background thread, because some work has become due at a later time, or now (`at_once`)."""
+        """Make sure that the background thread soon checks for new work; with `at_once` it checks immediately."""
         self.network_thread.wake(at_once)
 
     def flush(self) -> None:
         if self.link.output:
             self.channel.flush()
             if self.link.output:
-                self._wake_polling_thread()  # So that the polling thread also waits for the socket to become writable.
+                self._wake_polling_thread()  # The polling thread must now wait for the socket to become writable, too.
 
     def poll_nonblocking(self) -> None:
-        """Read and write without blocking, if no other thread polls. Called under the lock."""
+        """Read and write without blocking. If another thread polls, only write. Called under the lock."""
         if self._polling_thread is None:
             self._poll_until(lambda: False, self.clock())
             self._wake_next_poller()
@@ -262,11 +262,11 @@ class BlockingDriver(Driver):
     # Polling and waiting
 
     def _may_poll(self) -> bool:
-        """Return whether no other thread polls. A signal handler may poll while the thread that it interrupts polls."""
+        """Return whether no other thread polls. The thread that polls may poll again in a signal handler."""
         return self._polling_thread is None or self._polling_thread == threading.get_ident()
 
     def _wait_for_turn(self, waiter: Waiter, deadline: float) -> bool:
-        """Sleep until one of the waiter's futures is done, or this thread must poll. Return False after `deadline`."""
+        """Sleep until a future of the waiter is done, or this thread must poll. Return False after `deadline`."""
         self._add_waiter(waiter)
         self.lock.release()
         try:
@@ -283,7 +283,7 @@ class BlockingDriver(Driver):
         self.flush()
 
     def _end_wait(self, waiter: Waiter) -> None:
-        """Remove `waiter` when its wait has ended for any reason, and let another thread poll."""
+        """Remove `waiter` after its wait has ended for any reason, and wake another thread that can poll."""
         self._waiters.pop(waiter, None)
         for target in waiter.futures:
             if not target.done:
@@ -301,7 +301,7 @@ class BlockingDriver(Driver):
                 self.network_thread.wake()
 
     def _poll_until(self, done: Callable[[], bool], deadline: float) -> None:
-        """Poll for all threads until `done()` or the deadline; at least once. Called under the lock."""
+        """Poll for all threads, at least once, until `done()` or the deadline. Called under the lock."""
         outer, self._polling_thread = self._polling_thread, threading.get_ident()
         try:
             while True:
@@ -311,10 +311,10 @@ class BlockingDriver(Driver):
         finally:
             self._polling_thread = outer
             if outer is not None:
-                self._wake_polling_thread()  # The `poll` that a signal interrupted may wait for what was read here.
+                self._wake_polling_thread()  # The interrupted `poll` may wait for data that was read here.
 
     def _run_turn(self, done: Callable[[], bool], deadline: float) -> None:
-        """Run due timers and tickers, poll once, and process the result."""
+        """Run due timers and tickers, poll the socket once, and process what it has received."""
         if self.link.output:
             self.channel.flush()
         due = self.next_time()
@@ -348,11 +348,11 @@ class BlockingDriver(Driver):
             waiter.wake()
 
     def _poll_socket(self, seconds: float) -> int:
-        """Wait for the socket or a wake-up without the lock, and read. Return the socket's events."""
+        """Wait, without the lock, for the socket or a wake-up, and read. Return the socket's events, 0 for none."""
         # `nested` is true if a signal handler polls while its thread is inside `poll`.
         channel, nested = self.channel, self._in_poll
-        # The signal came after the outer poll had read data and before it processed them. Data read now would be
-        # processed before those, so give up the connection.
+        # `_reading` is true if the signal came after the interrupted poll had read data, and before it processed them.
+        # New data would be processed before these older data, so close the connection.
         if self._reading:
             channel.connection_failed(ConnectionResetError("a signal arrived while a reply was read"))
         source = channel.socket
@@ -383,16 +383,16 @@ class BlockingDriver(Driver):
             if self.closed:
                 channel.close()
             elif self._reading and not received:
-                # An exception such as Ctrl-C interrupted reading. The data read are lost, so what follows in the
-                # stream cannot be decoded.
+                # An exception such as Ctrl-C interrupted reading. The data that were read are lost, so the data that
+                # follow cannot be decoded.
                 channel.connection_failed(ConnectionResetError("reading was interrupted"))
-            elif channel.socket is source:  # Otherwise the connection was closed meanwhile, and its data are discarded.
+            elif channel.socket is source:  # Otherwise the connection was closed in the meantime: discard its data.
                 channel.process_received(data)
             self._reading = False
         return events
 
     def _connect(self) -> None:
-        """Start to connect if a request waits for a connection. The address is resolved without the lock."""
+        """Start to connect if a request waits for a connection. Release the lock while the address is resolved."""
         if self.closed or not self.link.wants_connection():
             return
         server = self.link.server
@@ -412,9 +412,9 @@ class BlockingDriver(Driver):
 
 
 ACTIVE_SECONDS = 1.0
-"""After the last work the background thread checks for work during this time, because waking it costs more."""
+"""For this time after its last work the background thread checks for new work, because waking it costs more."""
 CHECK_SECONDS = 0.005
-"""The pause between two such checks: the default linger time, so that a batch waits at most twice that time."""
+"""The pause between the background thread's checks: the default linger time, so a batch waits at most twice that."""
 CHECK_SECONDS_MIN = 0.0005
 POLLING_SECONDS_MAX = 60.0
 
@@ -424,8 +424,8 @@ class NetworkThread:
 
     While no caller waits, the thread sends batches whose linger time is over, reads the replies and sends heartbeats.
     The thread starts when it is first needed, sleeps until the next action is due, and polls only while background
-    requests are open. A caller that begins to wait takes over the polling. The thread has only a weak reference to the
-    driver, and ends when the client is garbage-collected.
+    requests are open. When a caller begins to wait, the caller polls instead. The thread has only a weak reference to
+    the driver, and ends when the client is garbage-collected.
     """
 
     def __init__(self, driver: BlockingDriver) -> None:
@@ -469,7 +469,7 @@ class NetworkThread:
             del driver
 
     def _run_due(self, driver: BlockingDriver) -> float | None:
-        """Do the due work. Return how long to sleep (None: until woken)."""
+        """Do the work that is due. Return how many seconds the thread may sleep; None: until it is woken."""
         with driver.lock:
             link = driver.link
             busy = bool(link.background_requests)
@@ -498,7 +498,7 @@ class NetworkThread:
 
 
 class WakePipe:
-    """A pipe that wakes a thread from `poll`. The pipe is created when it is first polled."""
+    """A pipe that wakes a thread from `poll`. The pipe is created when its `descriptor` is first used."""
 
     def __init__(self) -> None:
         self._read = self._write = -1
@@ -510,7 +510,7 @@ class WakePipe:
         return self._read
 
     def notify(self) -> None:
-        """Make the descriptor readable, if it was ever polled. May be called in any thread and in signal handlers."""
+        """Make the descriptor readable, if the pipe exists. May be called in any thread and in signal handlers."""
         if self._write >= 0:
             with contextlib.suppress(BlockingIOError):  # A full pipe wakes the thread, too.
                 os.write(self._write, b"w")

@@ -1,4 +1,4 @@
-"""The base of all drivers: how a wait ends, users' result callbacks, timers, and the reset in a forked child."""
+"""The base class of the drivers, with timers, the queue of users' callbacks, and the reset in a forked child."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CallbackQueue(deque[Callable[[], object]]):
     """User callbacks, run without any lock in the thread that reads replies. An exception of a callback is logged."""
 
     def run(self) -> None:
-        """Run the queued callbacks, each once even if several threads call this. Does nothing in a callback."""
+        """Run the queued callbacks, each once even if several threads call this. In a callback this does nothing."""
         if running_callbacks.now:
             return
         running_callbacks.now = True
@@ -54,7 +54,7 @@ class CallbackQueue(deque[Callable[[], object]]):
 
 
 def check_not_in_callback() -> None:
-    """Raises `NotAllowed` in a callback: it runs in the thread that would have to read the awaited reply."""
+    """Raises `NotAllowed` if called by a callback. Callbacks must not wait: their thread reads the replies."""
     if running_callbacks.now:
         raise NotAllowed(
             "A callback must not wait: it runs in the thread that reads the replies. Hand the work to a thread of"
@@ -75,7 +75,7 @@ class Timer:
 
 
 class Timers:
-    """A heap of timers. `tick`, called under the driver's lock, runs those that are due."""
+    """A heap of timers. The driver calls `tick` under its lock; `tick` calls the functions of the due timers."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -105,7 +105,7 @@ class Timers:
 
 
 class Ticker(Protocol):
-    """A component with its own timers. The driver calls `tick` under its lock, at `next_time` or earlier."""
+    """A component with its own time limits. The driver calls `tick` under its lock, at `next_time()` at the latest."""
 
     def next_time(self) -> float: ...
 
@@ -116,12 +116,12 @@ is_done = attrgetter("done")
 
 
 class Driver:
-    """The base of all drivers. `_reset_state` is called again in a forked child.
+    """The base class of all drivers. `_reset_state` is called again in a forked child.
 
     `wait(futures, seconds)` of a driver ends when one of the futures is done or after `seconds` (None: no limit). It
-    returns whether a future is done, also if the deadline has passed at the same time, so that no result is lost. The
-    caller decides what a passed deadline means. The blocking driver raises `Closed` if it is closed before a future is
-    done; the other drivers do not, because their `close_now` completes every request.
+    returns True if a future is done, even if the time limit has passed as well, so that no result is lost. It returns
+    False if only the time limit has passed. The blocking driver's `wait` raises `Closed` if the driver is closed before
+    a future is done. The other drivers do not raise it, because their `close_now` completes every request.
     """
 
     lock: Any
@@ -134,7 +134,7 @@ class Driver:
         self.tickers: list[Ticker] = [self.timers]
         self.callbacks = CallbackQueue()
         self.on_fork: list[Callable[[], None]] = []
-        """Functions that are called in a forked child to discard the parent's state."""
+        """Functions that a forked child calls to discard the parent's state in the objects that use the driver."""
         self._reset_state()
         drivers.add(self)
 
@@ -173,7 +173,7 @@ _forking = threading.Lock()
 
 def _before_fork() -> None:
     _forking.acquire()
-    for driver in list(drivers):  # A child must not inherit a driver in the middle of a change by another thread.
+    for driver in list(drivers):  # The child must not inherit a driver that another thread is changing.
         driver.lock.acquire()
         _held.append(driver)
 

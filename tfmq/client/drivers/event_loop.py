@@ -31,13 +31,13 @@ class NoLock:
 class EventDriver(Driver, ABC):
     """Runs operations as coroutines. Not thread-safe, except `set_event`.
 
-    `wake` schedules a turn of the driver after the current turn of the loop. In a turn the driver runs due work, writes
-    the connection's output, and registers the socket and a timer with the loop. If a caller is cancelled, its request
-    continues, and the reply is ignored if no other caller waits for it.
+    `wake` schedules a turn of the driver after the current turn of the event loop. In its turn the driver runs due
+    work, writes the connection's output, and registers the socket and a timer with the loop. If a caller is cancelled,
+    its request continues, and the reply is ignored if no other caller waits for it.
     """
 
     _current: Callable[[], object]
-    """Returns the running loop, or the current thread. Subclasses set a function in C, because every send calls it."""
+    """Returns the running loop, or the current thread's number. A function in C, because every send calls it."""
     _owner: object
     """The loop or thread (as `_current` returns it) in which the driver may be used; None before the first use."""
 
@@ -54,8 +54,8 @@ class EventDriver(Driver, ABC):
     # For the API variants
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """Run `operation` to its end. Return its result or raise its error. Also raises as `check_caller`."""
-        if self._current() != self._owner:  # As `check_caller`; inline to save every send a call.
+        """Run `operation` to its end. Return its result or raise its error. Raises `NotAllowed` as `check_caller`."""
+        if self._current() != self._owner:  # The test of `check_caller`, inline as each send runs it.
             self._check_other_caller()
         try:
             while True:
@@ -71,7 +71,7 @@ class EventDriver(Driver, ABC):
             self.wake()
 
     async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """Wait until any of `futures` is done, for `seconds` (None: no limit). Return whether one is done."""
+        """Wait until any of `futures` is done, at most `seconds` (None: no limit). Return whether one is done."""
         waited = tuple(futures)
         if any(map(is_done, waited)):
             return True
@@ -101,10 +101,10 @@ class EventDriver(Driver, ABC):
         return timer
 
     def wake(self) -> None:
-        """Schedule a turn of the driver after the current turn of the loop. Without a loop this does nothing."""
+        """Schedule a turn of the driver after the loop's current turn. Does nothing if the driver has no loop yet."""
         if not self._turn_scheduled and not self.closed and self._has_loop():
             self._call_soon(self._run_turn)
-            self._turn_scheduled = True  # Set only now, because a loop in debug mode may refuse the call by an error.
+            self._turn_scheduled = True  # Set after the call, because in debug mode a loop may raise an error there.
 
     def flush(self) -> None:
         """Write as much of the connection's output as the socket accepts without blocking."""
@@ -126,11 +126,11 @@ class EventDriver(Driver, ABC):
         self.channel.before_close = None  # The parent's loop must not be changed.
         super().reset_after_fork()
 
-    # Event loop interface
+    # Implemented by subclasses for their event loop
 
     @abstractmethod
     def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work()` in the loop's thread pool, because it may block. An `Executor`."""
+        """Run `work()`, which may block, in the loop's thread pool. This method is an `Executor`."""
 
     @abstractmethod
     def set_event(self, event: Event) -> None:
@@ -138,11 +138,11 @@ class EventDriver(Driver, ABC):
 
     @abstractmethod
     def _check_other_caller(self) -> None:
-        """Bind the driver to the caller's loop if it has none yet. Raises `NotAllowed` if it has another one."""
+        """Bind the driver to the caller's loop. Raises `NotAllowed` if the driver is bound to another loop already."""
 
     @abstractmethod
     def _has_loop(self) -> bool:
-        """Return whether the driver has an open loop. If it has none, bind it to the current loop if there is one."""
+        """Return whether the driver has an open loop. If it has no loop, first bind it to the running loop, if any."""
 
     @abstractmethod
     def _call_soon(self, function: Callable[[], None]) -> None:
@@ -158,11 +158,11 @@ class EventDriver(Driver, ABC):
 
     @abstractmethod
     def _create_sleep(self) -> tuple[Awaitable[None], Callable[..., None]]:
-        """Return an awaitable for the caller of `wait`, and a function that completes it. It ignores its argument."""
+        """Return an awaitable for `wait`, and a function that completes it. The function ignores its argument."""
 
     @abstractmethod
     def _watch_socket(self, fileno: int, to_write: bool) -> None:
-        """Let the loop call `_readable` when the socket is readable; with `to_write` also `_writable` when writable."""
+        """Let the loop call `_readable` when the socket is readable and, if `to_write`, `_writable` when writable."""
 
     @abstractmethod
     def _unwatch(self) -> None:
@@ -170,7 +170,7 @@ class EventDriver(Driver, ABC):
 
     @abstractmethod
     def _start_resolving(self) -> None:
-        """Resolve `link.server`, unless that is in progress, and pass the result to `_address_resolved`."""
+        """Start to resolve `link.server`, unless that is in progress. Later pass the result to `_address_resolved`."""
 
     def _run_turn(self) -> None:
         self._turn_scheduled = False

@@ -14,9 +14,9 @@ from tfmq.errors import TfmqError
 
 RECEIVE_BYTES_MIN = 16 << 10
 RECEIVE_BYTES_MAX = 1 << 20
-"""The size of a read grows up to this while reads fill their buffer, so that small replies need small buffers."""
+"""The read buffer grows up to this size as long as reads fill it, so that small replies need only small buffers."""
 SOCKET_BUFFER_BYTES = 1 << 20
-"""Send buffer requested of the operating system, so that a batch is sent in one write."""
+"""Size of the send buffer that the operating system is asked for, so that a batch is sent in one write."""
 
 OUTPUT_BUFFERS = 64
 """Maximum number of buffers for one write, far below IOV_MAX. More buffers do not increase the throughput."""
@@ -28,7 +28,7 @@ SocketAddress = tuple[int, Any]
 
 
 class SocketChannel:
-    """The socket of one connection. Errors are not raised but reported to the connection."""
+    """The socket of one connection. Errors are not raised, but passed to `link.disconnected`."""
 
     def __init__(self, link: ClientConnection) -> None:
         self.link = link
@@ -46,7 +46,7 @@ class SocketChannel:
         return self.connecting or bool(self.link.output)
 
     def start_connecting(self, address: SocketAddress) -> None:
-        """Start to connect. `on_writable` completes the attempt."""
+        """Start to connect. When the socket becomes writable, `on_writable` completes the attempt."""
         family, place = address
         try:
             made = self.socket = socket.socket(family, socket.SOCK_STREAM)
@@ -97,7 +97,7 @@ class SocketChannel:
                 raise
 
     def on_writable(self) -> None:
-        """Complete the connection attempt, or write. Call this when the socket is writable."""
+        """Complete the attempt to connect if one is in progress, and write. Call this when the socket is writable."""
         if self.socket is None:
             return
         if self.connecting:
@@ -146,7 +146,7 @@ class SocketChannel:
 
 
 def resolve_address(server: BrokerAddress | LocalBrokerAddress) -> SocketAddress | OSError | TfmqError:
-    """Return a broker's address, or the error. May block, and may start a broker on a data folder."""
+    """Return the broker's resolved address, or the error. May block, and may start a broker on a data folder."""
     try:
         place = server.resolve() if isinstance(server, LocalBrokerAddress) else server
     except TfmqError as error:

@@ -1,6 +1,6 @@
 """The Twisted driver: runs operations of many callers over one connection in one reactor.
 
-The installed reactor is imported only when a caller first waits.
+The reactor is imported only when a caller first waits, so that the program can install another reactor before.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def deferred(
 ) -> Callable[Concatenate[Any, Parameters], Deferred[Result]]:
     """Return a method that starts the coroutine of `method` and returns a Deferred. Can be used as a decorator.
 
-    `method` may come from another class than the one that gets the new method, if both have the attributes that
-    `method` uses. `doc` replaces the docstring. Cancelling the Deferred cancels the coroutine.
+    `method` may belong to another class, if the class that gets the new method has the attributes that `method` uses.
+    `doc` replaces the docstring. Cancelling the Deferred cancels the coroutine.
     """
 
     @wraps(method)
@@ -48,7 +48,7 @@ def deferred(
 
 
 def start_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
-    """Start an awaitable in the reactor. `done` is called at its end, with the error or None."""
+    """Start an awaitable in the reactor. When the awaitable has ended, `done` is called with its error or None."""
 
     async def wait() -> None:
         error: BaseException | None = None
@@ -63,7 +63,7 @@ def start_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None
 
 @implementer(IReadDescriptor, IWriteDescriptor)
 class SocketDescriptor:
-    """The object by which the reactor watches a socket. `fileno` returns the number also after the socket is closed."""
+    """The object by which the reactor watches a socket. `fileno` works even after the socket is closed."""
 
     def __init__(self, driver: DeferredDriver, fileno: int) -> None:
         self._driver = driver
@@ -122,7 +122,7 @@ class DeferredDriver(EventDriver):
         self.close_now()
 
     def reset_after_fork(self) -> None:
-        # The child's reactor shares watched descriptors with the parent's, so the child must not remove any.
+        # The reactors of child and parent share the watched descriptors, so the child must not remove a descriptor.
         self._descriptor = None
         super().reset_after_fork()
 
@@ -141,7 +141,7 @@ class DeferredDriver(EventDriver):
 
     def _check_other_caller(self) -> None:
         if self.reactor is None and "twisted.internet.reactor" not in sys.modules:
-            return  # The program has not chosen a reactor yet, and importing one would install the default.
+            return  # The program has not chosen a reactor yet, and the import of a reactor would install the default.
         if self.get_reactor().running:
             self._owner = get_ident()
 
@@ -151,7 +151,7 @@ class DeferredDriver(EventDriver):
         return over, lambda _=None: self._fire_soon(over)
 
     def _fire_soon(self, over: Deferred[None]) -> None:
-        """Resume a waiting caller in a later turn of the reactor, never inside the code that completed its wait."""
+        """Fire `over` in a later turn of the reactor, so that the waiting caller never runs inside the current code."""
         self._ready.append(over)
         if not self._firing:
             self._firing = True
@@ -194,7 +194,7 @@ class DeferredDriver(EventDriver):
         if descriptor is not self._descriptor:
             return
         self._descriptor = self._watched = None
-        self._readable()  # Process the data that were received before the connection ended, then the end itself.
+        self._readable()  # Process the data that were received before the connection ended, then its end.
 
     def _start_resolving(self) -> None:
         if self._resolving:

@@ -24,13 +24,13 @@ from tfmq.message import Message, payload_bytes
 from tfmq.protocol.commands import ACKS
 
 LINGER_MS = 5.0
-"""How long an open batch waits for further messages if no caller waits for it."""
+"""Default linger time: how long an open batch waits for further messages if no caller waits for the batch."""
 BATCH_BYTES = 256 << 10
-"""Larger batches would not increase the throughput, and a rejection affects a whole batch."""
+"""Default batch size. Larger batches would not increase the throughput, and a rejection affects a whole batch."""
 BUFFER_BYTES = 32 << 20
 TIMEOUT_SECONDS = 30.0
 BATCH_BYTES_MAX = 8 << 20
-"""Limited because brokers reject frames of 16 MiB and more. A single message may be larger than a batch."""
+"""The largest permitted batch size: brokers reject frames of 16 MiB and more. A larger message is sent by itself."""
 
 
 def send_options(given: Mapping[str, Any]) -> SendOptions:
@@ -57,7 +57,7 @@ class ProducerCore:
     """The parts of a producer that all API variants share: checking messages, sending, flushing and closing.
 
     The methods that wait are operations. `driver_type(connection)` creates the driver, which runs operations.
-    `owner_type(core)` creates the object by which delivery handles wait. `arguments`: those of `Producer`.
+    `owner_type(core)` creates the object by which delivery handles wait. `arguments` are the arguments of `Producer`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ProducerCore:
         self.group: str | None = arguments["group"]
         self.closed = False
         self.closed_event = Event()
-        """Set when `close` has finished, because further callers of `close` wait for that."""
+        """Set when `close` has finished. Other callers of `close` wait for this event."""
         self.has_fast_path = self.codec is None and not self.hooks and self.selector.per_batch
         """Whether `send` may append a payload without key, tag and properties directly to an open batch."""
         self.link, self.driver, self.wall_clock = make_client_parts(
@@ -100,7 +100,7 @@ class ProducerCore:
             self.store_and_forward.abandon_after_fork()
         self._create_accumulator()
         self.transactions = self.transactions.recreate_after_fork()
-        # The thread that was closing the producer exists only in the parent.
+        # In the child no thread finishes a `close` that was in progress, so nobody may wait for its end.
         self.closed_event.done = self.closed
 
     # Messages
@@ -120,7 +120,7 @@ class ProducerCore:
         deliver_at: Any = None,
         partition: int | None = None,
     ) -> Message:
-        """Return the message to send, as the hooks have changed it. Raises `BadRequest`, `TypeError`, `Closed`."""
+        """Return the message to send, as changed by the `before_send` hooks. Raises as `prepare_message`."""
         if not isinstance(payload, Message):
             payload = Message(payload, key, tag, properties, partition, delay, deliver_at)
         elif any(each is not None for each in (key, tag, properties, delay, deliver_at, partition)):
@@ -128,7 +128,7 @@ class ProducerCore:
         return self.prepare_message(topic, payload)
 
     def prepare_message(self, topic: str, message: Message) -> Message:
-        """Check the message and run `before_send`. Raises `Closed`, `BadRequest`, `TypeError`."""
+        """Check the message and return it as `before_send` hooks change it. Raises Closed, BadRequest, TypeError."""
         self.check_open()
         if not isinstance(topic, str) or not is_valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
@@ -136,7 +136,7 @@ class ProducerCore:
             raise TypeError(f"A partition is a number, not {type(message.partition).__name__}.")
         for hook in self.hooks:
             message = hook.before_send(topic, message)
-        # Called only to raise an error for an invalid delivery time.
+        # The result is not used: this call only raises an error for an invalid delivery time.
         due_number(message.delay, message.deliver_at)
         if message.key is not None and not isinstance(message.key, str | bytes):
             if not isinstance(message.key, bytearray | memoryview):
@@ -145,7 +145,7 @@ class ProducerCore:
         return message
 
     def encode_payload(self, topic: str, message: Message) -> bytes | None:
-        """Return the encoded payload, as a copy if the caller could change it. Raises `TypeError`."""
+        """Return the encoded payload, copied if it is a buffer that the caller can change. Raises `TypeError`."""
         value = message.payload
         if self.codec is not None and value is not None:
             codec = select_codec(self.codec, topic)
@@ -156,25 +156,26 @@ class ProducerCore:
     # Sending
 
     def can_append(self, topic: str, message: Message) -> bool:
-        """Return whether `append` may be called now: there is buffer space, and needed metadata is known."""
+        """Return whether `append` may be called: there is buffer space, and the metadata is known if it is needed."""
         return self.accumulator.has_room() and (not self._needs_topic(message) or self.accumulator.is_known(topic))
 
     def _needs_topic(self, message: Message) -> bool:
         """Return whether the topic's metadata must be known before a message is appended.
 
-        Not with a store, which is configured with its partitions. Not if any partition will do: then the batch waits.
+        It need not be known if the selector has a store, because the user has configured the partitions. It need not be
+        known if the message may be sent to any partition, because then its batch waits for the metadata.
         """
         any_partition = message.partition is None and message.key is None and self.selector.per_batch
         return self.store_and_forward is None and not any_partition
 
     def append_plain(self, topic: str, payload: bytes) -> Delivery | None:
-        """Append a payload at once if that is possible without any check that `append` makes; None: it is not."""
+        """Append a message that is only a payload. Return None if the caller must use `append` for the message."""
         if self.closed or self.store_and_forward is not None:
             return None
         return self.accumulator.append_plain(topic, payload)
 
     def append(self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None) -> Delivery:
-        """Append the message; a delay starts at `called_at` (None: now). Raises as `RecordAccumulator.append`."""
+        """Append the message; its delay starts at `called_at` (None: now). Raises as `RecordAccumulator.append`."""
         self.check_open()
         if self.store_and_forward is not None:
             delivery = self.store_and_forward.append(topic, message, payload)
@@ -185,8 +186,6 @@ class ProducerCore:
         return delivery
 
     def add_hook_callback(self, topic: str, message: Message, delivery: Delivery) -> None:
-        """Call the `after_send` hooks when the delivery is done."""
-
         def call_hooks(done: Delivery) -> None:
             error = done.peek()
             result = None if error is not None else done.result()
@@ -196,7 +195,7 @@ class ProducerCore:
         delivery.add_callback(call_hooks)
 
     def send(self, topic: str, message: Message, payload: bytes | None) -> Operation[Delivery]:
-        """Wait for buffer space, and for metadata if it is needed to choose the partition; then append."""
+        """Append the message after waiting for buffer space and, if a partition must be chosen, for the metadata."""
         called_at = self.link.now()
         if not self.can_append(topic, message):
             yield from self._wait_for_room()
@@ -205,7 +204,7 @@ class ProducerCore:
         return self.append(topic, message, payload, called_at)
 
     def send_many(self, topic: str, payloads: Iterable[Any], when: DeliveryTime = IMMEDIATE) -> Operation[Deliveries]:
-        """Append all payloads, and let the last batch be sent without waiting for the linger time."""
+        """Append all payloads. Then close the last batch, so that it is sent before its linger time has passed."""
         due = due_number(*when)
         self.prepare_message(topic, Message(b"")) if not self.hooks else self.check_open()
         deliveries = Deliveries(self.owner)
@@ -229,16 +228,16 @@ class ProducerCore:
         return deliveries
 
     def send_arrow(self, table: Any, topic: str) -> Operation[Deliveries]:
-        """Send each row of an Arrow table as a message, without a Python object for each; return one handle for all.
+        """Send each row of an Arrow table as a message, without a Python object per message. Return one handle for all.
 
         `table` is a table or record batch of pyarrow, or a data frame that exports an Arrow stream (pandas, polars,
-        DuckDB). Its columns are those of docs/arrow.md: `value` (binary or string; null is a tombstone), and if wanted
-        `key`, `tag` and `attributes`; others are ignored. Rows with a key are sent to the partition that the default
-        selector chooses for it; rows of a table without keys, as batches of any partition. Waits for buffer space as
-        `send` does; `result()` of the handle is a list with one entry for each batch.
+        DuckDB). Its columns are described in docs/arrow.md: `value` (binary or string; null is a tombstone), and
+        optionally `key`, `tag` and `attributes`. Other columns are ignored. The default selector chooses the partition
+        by the key. If the table has no keys, it chooses one partition for each batch. Waits for buffer space as `send`
+        does. `result()` of the handle is a list with one entry for each batch.
 
         Raises `BadRequest` for columns that cannot be sent and for a producer with a codec, hooks or a selector of its
-        own, `TypeError` for what is no table, `ImportError` without pyarrow, `MessageTooLarge`, and like `send`.
+        own, `TypeError` if `table` is no table, `ImportError` without pyarrow, `MessageTooLarge`, and as `send`.
         """
         from tfmq.client.send.columns import TableReader  # pyarrow is an optional dependency
 
@@ -257,7 +256,7 @@ class ProducerCore:
             message_bytes=self.link.limits["message_bytes"],
         )
         while True:
-            yield CallUserCode(reader.read)  # outside of the lock: it takes long
+            yield CallUserCode(reader.read)  # Called without the driver's lock, because it takes long.
             if not reader.parts:
                 break
             for partition, records in reader.parts:
@@ -305,7 +304,7 @@ class ProducerCore:
         self._raise_early_failure(deliveries)
 
     def _raise_early_failure(self, deliveries: Deliveries) -> None:
-        """Raise the error of a batch that has failed already, so that no further payloads are read."""
+        """Raise the error of the first of `deliveries` that has failed, so that the caller reads no more payloads."""
         if self.accumulator.failed_messages:
             for batch, first, count in deliveries.runs:
                 if batch.error is not None:
@@ -324,7 +323,7 @@ class ProducerCore:
             yield Wait((self.accumulator.room_event(),), remaining)
 
     def wait_for_topic(self, topic: str) -> Operation[None]:
-        """Wait for the topic's metadata. Raises the error of the request, or `TimedOut`."""
+        """Wait until the topic's metadata is known. Raises the error of the request, or `TimedOut`."""
         until = self.link.now() + self.options.timeout
         while not self.accumulator.is_known(topic):
             entry = self.accumulator.topic_entry(topic)
@@ -344,9 +343,9 @@ class ProducerCore:
         """Cancel a delayed message of any sender. `handle` is `SendResult.delayed`.
 
         Returns "cancelled": the message will never be delivered; "delivered": it was delivered before; "unknown": the
-        broker does not know the handle, or has forgotten it. The result is durable, and a repeated call returns it too.
-        Raises `BadRequest` for a mistyped handle, `TimedOut` and `ConnectionFailed` if there was no reply: then repeat
-        the call.
+        broker does not know the handle, or has forgotten it. The result is durable, and a repeated call returns it
+        again. Raises `BadRequest` for a mistyped handle. Raises `TimedOut` or `ConnectionFailed` if no reply arrived:
+        then repeat the call.
         """
         self.check_open()
         return cancel_delayed_message(self.link, handle, self.options.timeout)
@@ -356,9 +355,9 @@ class ProducerCore:
     ) -> Operation[Rescheduled]:
         """Change the due time of a delayed message: to `delay` from now, or to the time `deliver_at`.
 
-        The change is atomic: the message is never lost and never delivered twice. The result's `handle` is the new
-        handle, which replaces the old one, or "" if nothing was changed; its `state` is "rescheduled", or "delivered",
-        "cancelled", "unknown". Raises like `cancel`, and `TypeError` like `send` for the time.
+        The change is atomic: the message is never lost and never delivered twice. If the result's `state` is
+        "rescheduled", its `handle` is the new handle, which replaces the old one. If nothing was changed, the `state`
+        is "delivered", "cancelled" or "unknown". Raises the errors of `cancel`, and `TypeError` for an invalid time.
         """
         self.check_open()
         return reschedule_delayed_message(self.link, handle, delay, deliver_at, self.options.timeout)
@@ -366,7 +365,7 @@ class ProducerCore:
     # Waiting
 
     def wait_for_batches(self, batches: Iterable[Batch]) -> Operation[None]:
-        """Send the batches at the driver's next tick, so that more messages can join them, and wait for all batches."""
+        """Wait for all `batches`. The open ones are closed only at the driver's next tick, to take more messages."""
         waited = list(batches)
         self.accumulator.expedite(waited, at_once=False)
         yield from wait_for_all(waited, None, self.link)
@@ -377,9 +376,9 @@ class ProducerCore:
         return TimedOut(f"The broker has not replied within {timeout:g} s; the messages are still being sent.")
 
     def flush(self, timeout: float | None = None) -> Operation[None]:
-        """Wait until all messages sent so far are acknowledged, at most `timeout` seconds.
+        """Wait until all messages sent so far are acknowledged, at most `timeout` seconds (else `TimedOut`).
 
-        Raises `DeliveryFailed` (`.deliveries`) for failures whose results were not read, `TimedOut`.
+        Raises `DeliveryFailed` if messages failed whose results were not read; its `deliveries` are their handles.
         """
         waited = self.accumulator.close_open_batches()
         done = yield from wait_for_all(waited, timeout, self.link)
@@ -388,7 +387,7 @@ class ProducerCore:
             raise TimedOut(f"Not all messages were delivered within {timeout:g} s; the rest is still being sent.")
 
     def close(self, timeout: float) -> Operation[None]:
-        """Reject new messages, flush for at most `timeout` seconds, and fail the rest.
+        """Reject new messages, flush for at most `timeout` seconds, and fail all messages that are still undelivered.
 
         Raises `DeliveryFailed`, and `TransactionRolledBack` if open transactions were rolled back.
         """

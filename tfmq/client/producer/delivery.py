@@ -1,8 +1,8 @@
 """Waiting for deliveries, and the closing of open producers when the interpreter exits.
 
-A producer that the program no longer refers to still delivers its messages: `open_producers` refers to it until it is
-closed. At exit all open producers are flushed for a limited time, and the number of undelivered messages is logged: of
-those that fail then, and of those that failed before and whose result the program never read.
+A producer that the program no longer refers to still delivers its messages, because `open_producers` refers to each
+producer until it is closed. At exit all open producers are flushed for a limited time. Then the number of undelivered
+messages is logged: the messages that fail at exit, and earlier failures whose results the program has not read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tfmq.producer")
 
 EXIT_SECONDS = 5.0
-"""Time limit for all open producers together: an unreachable broker must not block the exit."""
+"""Time limit for flushing all open producers at exit, because an unreachable broker must not block the exit."""
 
 
 open_producers: set[BlockingDeliveryOwner] = set()
@@ -56,7 +56,7 @@ class BlockingDeliveryOwner:
         self._core = core
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
-        """Wait until all of `batches` are done. Raises `TimedOut`."""
+        """Wait until all of `batches` are done. Raises `TimedOut` after `timeout` seconds (None: no limit)."""
         core, driver = self._core, self._core.driver
         waited = tuple(batches)
         if running_callbacks.now:
@@ -78,12 +78,12 @@ class BlockingDeliveryOwner:
         return self.wait_async(())
 
     def schedule_callback(self, callback: Callable[[], object]) -> None:
-        """Run `callback` soon, without any lock."""
+        """Queue `callback`, which is then called without any lock by a thread that reads replies."""
         self._core.driver.callbacks.append(callback)
         self._core.driver.wake()
 
     def run_in_executor(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work`, which may block and may use this producer, in its own thread. An `Executor`."""
+        """Run `work`, which may block and may use this producer, in a new thread. This method is an `Executor`."""
         self._core.driver.run_in_thread(work, done)
 
     def close(self, seconds: float) -> None:
@@ -96,8 +96,8 @@ class BlockingDeliveryOwner:
     def close_at_exit(self, seconds: float) -> tuple[int, TfmqError | None]:
         """Close when the interpreter exits.
 
-        Return the number of undelivered messages whose failure the program has not read, and the first error. The
-        number is above that of known failures if more batches failed than are remembered.
+        Return the number of undelivered messages whose failure the program has not read, and the first error; (0, None)
+        if there are none. Failures while closing are counted even if more batches fail than are remembered.
         """
         accumulator = self._core.accumulator
         unread = accumulator.pop_failures()
@@ -120,7 +120,6 @@ class AsyncDeliveryOwner(BlockingDeliveryOwner):
         raise NotAllowed("The delivery is not done, and an event loop must not be blocked: await the delivery.")
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
-        """Wait until all of `batches` are done."""
         yield from self.run_async(self._core.wait_for_batches(batches))
 
     def run(self, operation: Operation[None]) -> None:
@@ -133,7 +132,7 @@ class AsyncDeliveryOwner(BlockingDeliveryOwner):
         self._core.driver.run_in_threads(work, done)
 
     def close_at_exit(self, seconds: float) -> tuple[int, TfmqError | None]:
-        """Fail all undelivered messages, because the event loop no longer runs. Return as the base class."""
+        """Fail all undelivered messages, because the event loop no longer runs. The result is as in the base class."""
         self._core.transactions.drop_all()
         accumulator = self._core.accumulator
         unread = accumulator.pop_failures()

@@ -2,8 +2,8 @@
 
 Each row is a batch of encoded records, with the id under which it may have been sent: topic incarnation, producer id,
 sequence, and the end of the log before the send. A row without such an id was never sent. So after a crash the next
-process can ask the broker which rows arrived. Only one process at a time can use the outbox: it holds the lock on
-DATABASE.lock, which the kernel releases when the process ends.
+process can ask the broker which rows are stored there. Only one process at a time can use the outbox: the process holds
+the lock on DATABASE.lock, which the kernel releases when the process ends.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _INDEX: Final = "create index if not exists kept_by_partition on kept (topic, pa
 _COLUMNS: Final = "id, count, blocks, data, incarnation, producer_id, sequence, from_offset"
 
 SCHEMA_VERSION: Final = 1
-"""Version of the tables; files that were created before versions were recorded have 0."""
+"""Version of the database schema. Files of early releases, which recorded no version, have version 0."""
 LOCK_SUFFIX: Final = ".lock"
 FILE_NUMBER_SHIFT: Final = 40
-"""From this bit on, a batch id has the number of the opened file, so that ids from a removed file are detected."""
+"""A batch id has, from this bit on, the number of the opened file, by which ids of a removed file are detected."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
-"""Only the user may read payloads."""
+"""Permissions of the outbox: only the user may read the file, because it has payloads."""
 
 
 class SentAs(NamedTuple):
-    """The id under which a batch was, or may have been, sent. `producer_id` 0: the batch was never sent.
+    """The id under which a batch was sent or may have been sent. `producer_id` 0: the batch was never sent.
 
-    `from_offset`: the end of the log before the batch was sent, from which its records are searched.
+    `from_offset`: the end of the log before the batch was sent. A search for the batch's records begins there.
     """
 
     incarnation: int
@@ -53,7 +53,7 @@ NEVER_SENT: Final = SentAs(0, 0, 0, 0)
 
 
 class StoredBatch(NamedTuple):
-    """A stored batch. `id` increases in the order of storing. `blocks`: as in a PRODUCE request."""
+    """A stored batch. Later batches have larger `id`s. `blocks` has the same form as in a PRODUCE request."""
 
     id: int
     count: int  # type: ignore[assignment]
@@ -84,7 +84,7 @@ class Outbox:
             return list(database.execute("select distinct topic, partition from kept"))
 
     def append(self, topic: str, partition: int, batches: Iterable[tuple[int, Sequence[Any], bytes, SentAs]]) -> None:
-        """Append all `batches` (count, blocks, data, id), or none. Fsynced on return. Raises `Busy` if full."""
+        """Append all `batches` (count, blocks, data, id) or none, and fsync. Raises `Busy` if the file is full."""
         rows = [
             (topic, partition, count, json.dumps(list(map(tuple, blocks))), data, *place)
             for count, blocks, data, place in batches
@@ -119,7 +119,7 @@ class Outbox:
         return found
 
     def record_sent_as(self, places: Iterable[tuple[int, SentAs]]) -> None:
-        """Record the ids under which batches are about to be sent; `places`: (batch id, id). Fsynced on return."""
+        """Record the `SentAs` ids of batches before they are sent, and fsync. `places`: (batch id, `SentAs`)."""
         with self._open_database() as database:
             database.executemany(
                 "update kept set incarnation = ?, producer_id = ?, sequence = ?, from_offset = ? where id = ?",
@@ -140,7 +140,7 @@ class Outbox:
             self._close_file()
 
     def abandon_after_fork(self) -> None:
-        """Forget the parent's file in a forked child, without closing it: SQLite would release the parent's locks."""
+        """Forget the parent's file in a forked child. Do not close it: SQLite would release the parent's locks."""
         self._mutex = threading.Lock()
         self._parent_databases.append(self._database)
         self._database = None
@@ -153,10 +153,10 @@ class Outbox:
         self._release_lock()
 
     def _discard_if_replaced(self) -> bool:
-        """Close the outbox if its file or lock file was removed or replaced. Return whether it was.
+        """Close the outbox if its file or lock file was removed or replaced. Return whether this is so.
 
-        Otherwise SQLite would continue to write into the removed file, while another process could get the lock. The
-        batch ids of the closed file become invalid.
+        Without this check, SQLite would continue to write into the removed file, and another process could get the
+        lock. The batch ids of the closed file become invalid.
         """
         replaced = self._opened_identity != (_file_identity(self.path), _file_identity(self.path + LOCK_SUFFIX))
         if replaced:
@@ -180,7 +180,7 @@ class Outbox:
 
     @contextlib.contextmanager
     def _open_database(self) -> Iterator[sqlite3.Connection]:
-        """Yield the database, opened and locked, and roll back after an error. Raises `StoreFailed`."""
+        """Yield the open and locked database. If the `with` block raises, roll back. Raises `StoreFailed`."""
         with self._mutex:
             try:
                 if self._database is not None:
@@ -235,7 +235,7 @@ class Outbox:
 
 
 def _create_file(path: str) -> None:
-    """Create the file and its missing parent folders. Fsync the folder that contains each, so that all are durable."""
+    """Create the file and its missing parent folders. Fsync the folder of each of them, so that all are durable."""
     folder = os.path.dirname(path)
     missing = [] if os.path.exists(path) else [path]
     while not os.path.exists(folder):

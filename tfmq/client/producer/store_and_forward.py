@@ -4,10 +4,10 @@ Each partition has one queue of batches, which are sent one after the other. If 
 time, the whole queue is stored in the outbox (an SQLite file). As long as the outbox has batches for the partition, new
 batches are stored too, and the stored ones are forwarded in order. So messages are never reordered.
 
-Delivery is exactly once. If it is unknown whether a sent batch arrived, the batch is stored with the id (producer id
-and sequence) under which it was sent. For a batch that is stored already, the id is recorded before the batch is sent.
-Before a batch with an id is sent again, its producer id is closed at the broker, which replies with the last stored
-sequence. If the broker no longer knows the producer id, the records are searched in the log.
+Delivery is exactly once. If it is unknown whether the broker has stored a sent batch, the outbox stores the batch with
+the id (producer id and sequence) under which it was sent. Before a batch from the outbox is sent, its new id is
+recorded there. Before a batch with an id is sent again, its producer id is closed at the broker, which replies with the
+last stored sequence. If the broker no longer knows the producer id, the log is searched for the batch's records.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ PAUSE_SECONDS: Final = 0.05
 """The pause before stored batches are forwarded again after an error; doubled each time up to the maximum."""
 PAUSE_SECONDS_MAX: Final = 2.0
 CHUNK_COUNT: Final = 64
-"""How many stored batches are sent at a time. Each time costs two fsyncs: to record ids, and to remove batches."""
+"""How many stored batches are sent in one round. A round costs two fsyncs: to record ids, and to remove batches."""
 CHUNK_BYTES: Final = 4 << 20
 _STORE_ERRORS: Final = (StorageStopped, SequenceGap, StaleProducer, UnknownProducer)
-"""Errors that are not the batch's fault: after these, and after retriable errors, the batch is stored."""
+"""Errors whose cause is not the batch. After these, and after retriable errors, the batch is stored in the outbox."""
 
 
 class PartitionOutbox:
-    """The batches for one partition, oldest first, and the two tasks that send and forward them."""
+    """The queued batches for one partition, a task that sends them, and a task that forwards the stored batches."""
 
     def __init__(self, forwarding: StoreAndForward, topic: str, partition: int, kept: bool) -> None:
         self.topic, self.partition = topic, partition
@@ -95,7 +95,7 @@ class PartitionOutbox:
         news.complete()
 
     def _task_failed(self, error: Exception) -> None:
-        """Stop both tasks, because one task alone would send batches out of order. The next message starts new ones."""
+        """Stop both tasks, as one task alone would send batches out of order. The next message starts new tasks."""
         for task in self._tasks:
             task.cancel()
         if not isinstance(error, Closed):
@@ -118,7 +118,7 @@ class PartitionOutbox:
                     yield from self._send(self.batches[0])
 
     def _send(self, batch: StorableBatch) -> Operation[None]:
-        """Send the batch. After an error, store all queued batches, leave them queued, or fail the batch."""
+        """Send the batch. After an error that may pass, store all queued batches; after any other, fail the batch."""
         batch.seal()
         until = self._link.now() + REPLY_TIMEOUT_SECONDS
         place = NEVER_SENT
@@ -138,7 +138,7 @@ class PartitionOutbox:
         except TfmqError as error:
             had_stream, self._stream = self._stream is not None, None
             if isinstance(error, UnknownTopic) and had_stream and not isinstance(error, UnknownPartition):
-                return  # The topic was re-created: the next attempt requests its metadata.
+                return  # The topic was re-created. The next attempt requests the new topic's metadata.
             if error.retriable or isinstance(error, _STORE_ERRORS):
                 self.has_stored = True
                 yield from self._store_queued(place)
@@ -170,7 +170,7 @@ class PartitionOutbox:
         except TfmqError as error:
             failure = error
             for batch in batches:
-                batch.attempts += error.outcome != NOT_DONE  # The commit may have succeeded.
+                batch.attempts += error.outcome != NOT_DONE  # The commit of the outbox may have succeeded.
         finally:
             self._storing = False
         for batch in batches:
@@ -234,7 +234,7 @@ class PartitionOutbox:
         return True
 
     def _remove_arrived(self, rows: list[StoredBatch]) -> Operation[list[StoredBatch]]:
-        """Remove those of `rows` from the outbox that the broker has stored. Return the others."""
+        """Remove from the outbox the rows that the broker has stored. Return the remaining rows."""
         streams = dict.fromkeys(
             ProducerPartition(self.topic, row.sent_as.incarnation, self.partition, row.sent_as.producer_id)
             for row in rows
@@ -275,13 +275,13 @@ class PartitionOutbox:
 
 class OutboxState(StrEnum):
     CLOSED = "closed"
-    """The outbox is opened with the next batch."""
+    """The outbox is opened when the next batch is created."""
     OPENING = "opening"
     OPEN = "open"
 
 
 class StoreAndForward:
-    """Store-and-forward of one producer, used under its driver's lock. The driver runs `tasks` as a ticker."""
+    """Store-and-forward of one producer, used under the driver's lock. `tasks` is one of the driver's tickers."""
 
     def __init__(self, core: ProducerContext, selector: StrictPartitions, path: str) -> None:
         self.core = core
@@ -297,7 +297,7 @@ class StoreAndForward:
         self._open: dict[tuple[str, int], StorableBatch] = {}
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Append one message. Raises as `RecordAccumulator.append`; `BadRequest` for a delay, or another topic."""
+        """Append one message. Raises as `RecordAccumulator.append`, and `BadRequest` if the message is delayed."""
         if message.delay is not None or message.deliver_at is not None:
             raise BadRequest("StrictPartitions with a store takes no delayed messages: use another producer.")
         sender = self.core.accumulator
@@ -319,7 +319,7 @@ class StoreAndForward:
             self._partition(topic, partition).add(batch)
         elif fresh:
             self._waiting.append(batch)
-            if self._state == OutboxState.CLOSED:  # Opened first, because an earlier process's batches go first.
+            if self._state == OutboxState.CLOSED:  # Batches that an earlier process has stored must be sent first.
                 self._state = OutboxState.OPENING
                 self.tasks.start(self._open_outbox(), self._open_failed)
         return Delivery((batch, index))
@@ -357,7 +357,7 @@ class StoreAndForward:
 
     @contextmanager
     def reading_in_background(self) -> Iterator[None]:
-        """Let the background thread read replies during the `with` block, because no caller waits for them."""
+        """Let the background thread read replies during the `with` block, because no caller waits for the replies."""
         self.link.background_requests += 1
         try:
             yield
@@ -410,7 +410,7 @@ class StorableBatch(Batch):
             self.durability = "kept"
 
     def result_of(self, index: int, count: int | None = None) -> SendResult:
-        """Return the result as the base class does; a batch in the outbox has no offset and no id yet."""
+        """Return the result as the base class does. For a batch in the outbox it has no offset, and 0 as message id."""
         if self.is_in_outbox and self.error is None:
             return SendResult(self.topic, self.partition, None, 0, "kept", count or 1)
         return super().result_of(index, count)

@@ -29,15 +29,15 @@ def check_xa_producer(producer: Any, driver: type, face: str) -> Any:
 
 
 def notify_committed(branch: TransactionCore) -> str:
-    """Notify the consumers whose offsets were committed, and return the state."""
+    """Notify the consumers whose offsets the branch has committed, and return the state of the branch."""
     branch.notify_consumers()
     return branch.state
 
 
 class XaBranches:
-    """The operations of `XAResource`, with the branches that this producer has started and not finished.
+    """The operations of `XAResource`. `_branches`: the branches that this producer has started and not finished.
 
-    Other branches are loaded from the broker when they are needed.
+    Other branches, for example of a process that has ended, are looked up at the broker when they are needed.
     """
 
     def __init__(self, transactions: ProducerTransactions) -> None:
@@ -47,8 +47,8 @@ class XaBranches:
     def start(self, xid: str, timeout: float | None = None, *, resume: bool = False) -> Operation[TransactionCore]:
         """Begin a branch, or with `resume` continue a branch of this producer after `end`. Raises `TransactionExists`.
 
-        Messages that are sent in the returned transaction belong to the branch. A branch that is not prepared is rolled
-        back after `timeout` seconds (None: the broker's setting).
+        Messages that are sent in the returned transaction belong to the branch. The broker rolls back a branch that is
+        not prepared within `timeout` seconds (None: the broker's setting).
         """
         if resume:
             branch = self._branches.get(check_xid(xid))
@@ -65,7 +65,7 @@ class XaBranches:
         return branch
 
     def end(self, xid: str) -> None:
-        """Suspend work in the branch. Raises `UnknownTransaction`."""
+        """Suspend work in the branch: messages are rejected until `start` resumes it. Raises `UnknownTransaction`."""
         branch = self._branches.get(xid)
         if branch is None:
             raise UnknownTransaction(f"No work in {xid!r} was started here.", outcome="not done")
@@ -73,7 +73,7 @@ class XaBranches:
         branch.shared_batches.clear()
 
     def prepare(self, xid: str) -> Operation[str]:
-        """Run the first phase. Return "prepared"; "read_only" for an empty branch, which needs no second phase."""
+        """Run the first phase (prepare). Return "prepared", or "read_only" for an empty branch: it needs no commit."""
         branch = yield from self._get_ended(xid)
         state = yield from branch.prepare()
         if state == READ_ONLY:
@@ -81,9 +81,9 @@ class XaBranches:
         return state
 
     def commit(self, xid: str, one_phase: bool = False) -> Operation[TransactionCore]:
-        """Run the second phase, or with `one_phase` both phases for a branch that is not prepared.
+        """Commit a prepared branch (second phase), or with `one_phase` a branch that is not prepared (both phases).
 
-        Returns "committed" or "applying". Raises `HeuristicOutcome` if an operator ended the branch before.
+        The user gets the state, "committed" or "applying". Raises `HeuristicOutcome` if an operator ended the branch.
         """
         branch = yield from self._get_ended(xid)
         if branch.state == OPEN and not one_phase:
@@ -125,7 +125,7 @@ class XaBranches:
         return bool(reply.forgotten)
 
     def _get_ended(self, xid: str) -> Operation[TransactionCore]:
-        """Return a branch of this producer, or else of the broker. Raises `TransactionState` before its `end`."""
+        """Return the producer's branch, or else load it from the broker. Raises `TransactionState` before its `end`."""
         branch = self._branches.get(check_xid(xid))
         if branch is None:
             return (yield from self._transactions.resume(xid))

@@ -1,7 +1,7 @@
 """The record accumulator: gathers messages into batches for the partition senders.
 
-Batches for a topic without known metadata wait in a `ProducerTopic`. Each partition has a sender, and one more sender
-sends all delayed messages.
+Until a topic's metadata is known, its batches wait in a `ProducerTopic`. Each partition has a sender of its own, and
+one more sender sends the delayed messages of all partitions.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class ProducerTopic:
 
 
 FAILURES_REMEMBERED = 1000
-"""Maximum number of failed batches kept for the next flush. Older failures are only counted, to limit memory."""
+"""How many failed batches are kept for the next flush, which reports them. Older failures are only counted."""
 IN_FLIGHT_RESERVE = 4
-"""How many fewer batches may be in flight than the broker remembers for the detection of duplicates."""
+"""The in-flight limit is the number of batches that the broker remembers to detect duplicates, minus this reserve."""
 
 
 class SendOptions(NamedTuple):
-    """How a producer sends; `Producer` documents the fields."""
+    """The settings of a producer's sending; `Producer` documents them."""
 
     acks: int | None
     linger_seconds: float
@@ -78,9 +78,9 @@ class RecordAccumulator:
 
     A message is appended to the open batch of its partition. A batch is closed and sent when it is full, when its
     linger time has passed, or when a caller waits for it and its partition sender has nothing in flight. While a batch
-    is in flight, the messages of other threads fill the next one, so batches form also without a linger time. Order is
-    kept per partition. Memory is bounded: callers check `has_room` before they append. All methods must be called
-    under the driver's lock.
+    is in flight, the messages of other threads fill the next batch, so batches form also without a linger time. Order
+    is kept per partition. Memory is bounded, because callers check `has_room` before they append. All methods must be
+    called under the driver's lock.
     """
 
     def __init__(self, producer: ProducerContext) -> None:
@@ -104,14 +104,14 @@ class RecordAccumulator:
         self.partition_senders: dict[tuple[str, int], PartitionSender] = {}
         self.delayed_sender = DelayedSender(self)
         self.shared_batches: dict[str, Batch] = {}
-        """By topic, the open batch that takes any message without a key; `send` appends to it by a shorter path."""
+        """By topic name: the open batch to which `send` appends messages without a key directly."""
         self.shared_delayed: dict[str, Batch] = {}
-        """By topic, the open batch that takes any delayed message without a key."""
+        """By topic name: the open batch for delayed messages without a key."""
         self._lingering: deque[Batch] = deque()
         self._expedited: list[Batch] = []
         self._room_event: Event | None = None
         self.overhead_bytes = HEADER_SIZE + len(birth_part(int(self.wall_clock() * 1000)))
-        """Bytes that a record without key, tag and properties adds to its payload."""
+        """Bytes of a record without key, tag and properties, not counting its payload."""
 
     # Used by partition senders
 
@@ -137,7 +137,7 @@ class RecordAccumulator:
         )
 
     def complete_batch(self, batch: Batch, positions: Sequence[tuple[int, int]], durability: int) -> None:
-        """Complete a batch that the broker has stored. Ignored if the batch is already done."""
+        """Complete a batch that the broker has stored. Does nothing if the batch is already done."""
         if batch.done:
             return
         self.sent_messages += batch.count
@@ -147,7 +147,7 @@ class RecordAccumulator:
         batch.set_stored(positions, durability)
 
     def fail_batch(self, batch: Batch, error: TfmqError) -> None:
-        """Complete a batch with an error. Ignored if the batch is already done."""
+        """Complete a batch with an error. Does nothing if the batch is already done."""
         if batch.done:
             return
         self.failed_messages += batch.count
@@ -156,7 +156,7 @@ class RecordAccumulator:
         batch.set_failed(error)
 
     def remove_partition(self, stream: PartitionSender, moving: Sequence[Batch] = ()) -> None:
-        """Remove the sender of a partition of a deleted topic. Reroute the batches `moving`, which are not stored."""
+        """Remove the sender `stream`, whose topic is deleted. Reroute its batches `moving`, which are not stored."""
         key = (stream.topic.name, stream.partition)
         if self.partition_senders.get(key) is stream:
             del self.partition_senders[key]
@@ -166,7 +166,7 @@ class RecordAccumulator:
             self.close_batch(stream.open_batch)
 
     def reroute_batch(self, batch: Batch, gone: Topic) -> None:
-        """Reroute a batch that is not stored from the deleted topic `gone` to the re-created topic of the name."""
+        """Reroute a batch that is not stored from the deleted topic `gone` to the re-created topic of the same name."""
         batch.clear_sequence()
         batch.attempts, batch.last_error, batch.rerouted_from_partitions = 0, None, len(gone.partitions)
         self._route_or_wait(batch)
@@ -205,7 +205,7 @@ class RecordAccumulator:
         return self.used_bytes < self.options.buffer_bytes
 
     def room_event(self) -> Event:
-        """Return the event that is set when the next batch completes."""
+        """Return the event that is set when the next batch is done, which frees buffer space."""
         if self._room_event is None:
             self._room_event = Event()
         return self._room_event
@@ -235,10 +235,10 @@ class RecordAccumulator:
         return Delivery((batch, index))
 
     def append_plain(self, topic: str, payload: bytes) -> Delivery | None:
-        """Append a message without key, tag, properties and time, if nothing has to be waited for.
+        """Append a message without key, tag, properties and time. The partition selector must be `per_batch`.
 
-        None: `append` must do it, since the topic is not known, or there is no room, or the payload is too large.
-        The partition selector must choose one partition for each batch of such messages.
+        Return None if the topic is not known, there is no buffer space, or the payload is too large: then the caller
+        must use `append`.
         """
         entry = self._topics.get(topic)
         if (
@@ -253,7 +253,7 @@ class RecordAccumulator:
         if delivery is None:
             if batch.payloads:
                 return None
-            delivery = Delivery((batch, batch.add(payload, None, None)))  # the message fills the new batch
+            delivery = Delivery((batch, batch.add(payload, None, None)))  # The message alone fills the new batch.
             self.close_batch(batch)
         elif not self.options.linger_seconds:
             self._close_if_idle(batch)
@@ -264,8 +264,8 @@ class RecordAccumulator:
     ) -> Batch:
         """Make one closed batch of `payloads`, as messages without a key, and queue it for sending.
 
-        `size_bytes`: the sum of the payload sizes; `given`: the due time of all, None: not delayed. The caller must not
-        use the list `payloads` again. Raises `MessageTooLarge`.
+        `size_bytes`: the sum of the payload sizes. `given`: the due time of all messages; None: not delayed. The caller
+        must not use the list `payloads` again. Raises `MessageTooLarge`.
         """
         self.check_size(max(map(len, payloads)))
         batch = self._create_closed_batch(topic, None, given is not None)
@@ -278,7 +278,7 @@ class RecordAccumulator:
         return batch
 
     def append_prepared(self, topic: str, partition: int | None, prepared: PreparedBatch) -> Batch:
-        """Make one closed batch of prepared records. `partition` None: the selector chooses one."""
+        """Make one closed batch of prepared records and queue it. `partition` None: the selector chooses one."""
         batch = self._create_closed_batch(topic, partition, False)
         batch.prepared = prepared
         batch.room_bytes -= prepared.size_bytes
@@ -287,7 +287,7 @@ class RecordAccumulator:
         return batch
 
     def _create_closed_batch(self, topic: str, partition: int | None, delayed: bool) -> Batch:
-        """Return a new batch, after the open ones for the same partition were closed, so that the order stays."""
+        """Close the open batches for the partition, to keep the order. Return a new batch, which the caller closes."""
         entry = self.topic_entry(topic)
         before = (self.shared_delayed if delayed else self.shared_batches).get(topic)
         if before is not None:
@@ -302,9 +302,9 @@ class RecordAccumulator:
         return self._create_batch(topic, chosen, delayed)
 
     def expedite(self, batches: Iterable[Batch], at_once: bool = True) -> None:
-        """Close `batches`, for which a caller waits, once their senders are idle.
+        """Close each of `batches`, for which a caller waits, as soon as its partition sender is idle.
 
-        `at_once` False: check for idle senders only at the driver's next tick, so that more messages can be added.
+        `at_once` False: close it at the driver's next tick at the earliest, so that more messages can be added.
         """
         for batch in batches:
             if batch.is_open and not batch.is_urgent:
@@ -321,13 +321,13 @@ class RecordAccumulator:
         return list(self.outstanding)
 
     def pop_failures(self) -> list[Delivery]:
-        """Return the failed deliveries whose error no caller has seen. Each is returned once."""
+        """Return the failed deliveries whose error no caller has read. Each of them is returned only once."""
         found = [delivery for batch in self.failures for delivery in batch.unseen_failures()]
         self.failures.clear()
         return found
 
     def fail_outstanding(self, error: TfmqError) -> int:
-        """Fail all batches that are not done. Return how many messages these have."""
+        """Fail all batches that are not done. Return the number of messages in these batches."""
         count = 0
         for batch in list(self.outstanding):
             batch.count = batch.count or len(batch.payloads)
@@ -376,7 +376,7 @@ class RecordAccumulator:
                 stream.pump()
 
     def _close_if_idle(self, batch: Batch) -> None:
-        """Close a batch if its partition sender is idle. Otherwise the sender closes urgent batches once it is idle."""
+        """Close a batch if its partition sender is idle. Otherwise the sender itself closes an urgent batch later."""
         if batch.buffer is None or batch.buffer.idle:
             self.close_batch(batch)
 
@@ -391,7 +391,7 @@ class RecordAccumulator:
             )
 
     def encode_attribute_part(self, message: Message) -> bytes | None:
-        """Return the encoded attribute of the message; None if the message can use the batch's shared attribute."""
+        """Return the message's encoded attribute; None if the message has neither key nor tag nor properties."""
         if message.key is None and not message.tag and not message.properties:
             return None
         born_ms = int(self.wall_clock() * 1000)
@@ -410,7 +410,7 @@ class RecordAccumulator:
             if any_partition:
                 all_shared[entry.name] = batch
                 self._lingering.append(batch)
-            else:  # The message's partition can be chosen only when the topic is known, so its batch takes no other.
+            else:  # The partition can be chosen only when the topic is known, so the batch takes no other message.
                 batch.closes_at = 0.0
                 self._add_waiting(entry, batch, message)
             return batch
@@ -444,7 +444,7 @@ class RecordAccumulator:
             self._route(entry.metadata, batch, KEYLESS)
 
     def _route(self, topic: Topic, batch: Batch, message: Message) -> None:
-        """Queue a closed batch at its partition sender. If no partition is chosen yet, `message` decides it."""
+        """Queue a closed batch at its partition sender. If no partition is chosen yet, choose it for `message`."""
         try:
             partition = batch.partition
             if partition < 0:
@@ -470,7 +470,7 @@ class RecordAccumulator:
         self.fail_batch(batch, error)
 
     def _remove_outstanding(self, batch: Batch) -> None:
-        """Subtract the size of a batch from the buffer space in use, and wake callers that wait for space."""
+        """Free the buffer space of a batch that is done, and wake callers that wait for buffer space."""
         if self.outstanding.pop(batch, self) is None:
             self.used_bytes -= batch.size_bytes
         if self._room_event is not None:
@@ -487,7 +487,6 @@ class RecordAccumulator:
         return entry
 
     def partition_count(self, topic: str) -> int:
-        """Return the number of partitions of a topic that is known."""
         known = self.topic_entry(topic).metadata
         assert known is not None, "the caller has waited for it"
         return len(known.partitions)
@@ -527,13 +526,13 @@ class RecordAccumulator:
         known.complete()
 
     def _unassigned_batches(self, topic: str) -> list[Batch]:
-        """Return the open batches of a topic whose partitions are not known yet."""
+        """Return the topic's open batches for which no partition is chosen yet."""
         found = [self.shared_batches.get(topic), self.shared_delayed.get(topic)]
         return [batch for batch in found if batch is not None and batch.partition < 0]
 
     def _add_waiting(self, entry: ProducerTopic, batch: Batch, message: Message = KEYLESS) -> None:
-        """Let a batch wait until the topic is known. `message` then decides its partition."""
-        # The batch may be the one added last: it is added when it is created, and again when it is closed.
+        """Let a batch wait until the topic's metadata is known. Its partition is then chosen for `message`."""
+        # A batch that was added at its creation is added again when it is closed, with no other batch in between.
         if not entry.waiting_batches or entry.waiting_batches[-1][0] is not batch:
             entry.waiting_batches.append((batch, message))
         self.request_metadata(entry)
@@ -544,9 +543,9 @@ class RecordAccumulator:
         return (*self.partition_senders.values(), self.delayed_sender)
 
     def buffer_for(self, topic: Topic, partition: int, delayed: bool) -> PartitionSender | DelayedPartitionBuffer:
-        """Return what gathers messages for a partition: its sender, or its buffer for delayed messages.
+        """Return the object that gathers messages for a partition: its sender, or its buffer for delayed messages.
 
-        The sender or buffer is created if it is missing, or if it belongs to a former incarnation of the topic.
+        The object is created if it is missing, or if it belongs to a former incarnation of the topic.
         """
         if delayed:
             return self.delayed_sender.buffer_for(topic, partition)
@@ -556,18 +555,18 @@ class RecordAccumulator:
             before = stream
             if before is not None and before.open_batch is not None:
                 open_batch, before.open_batch = before.open_batch, None
-                # Closing the batch may create the sender that is to be returned, so look again.
+                # Closing the batch may create the sender that this call has to return, so look it up again.
                 self.close_batch(open_batch)
                 return self.buffer_for(topic, partition, delayed)
             stream = self.partition_senders[key] = PartitionSender(self, topic, partition)
             if before is not None and (not before.idle or before.state == SenderState.BLOCKED):
-                # Batches of the old sender may have to be rerouted to the new topic, ahead of the new sender's batches.
+                # Batches of the old sender may be rerouted to the new topic. The new sender's batches must follow them.
                 stream.state, before.replacement = SenderState.BLOCKED, stream
         return stream
 
 
 class ProducerContext(Protocol):
-    """The part of a producer that its accumulator, transactions and store-and-forward queue use."""
+    """The attributes and methods of a producer that its accumulator, transactions and store-and-forward use."""
 
     link: ClientConnection
     accumulator: RecordAccumulator

@@ -1,8 +1,8 @@
 """Batches of messages, the delivery handles of their messages, and the division of `send_many` into batches.
 
 An open batch gathers payloads. A batch is encoded once, when its producer sequence is assigned, and is done when the
-broker has stored it or it has failed. The delivery handle of a message is a tuple of its batch and its index there. The
-offset of a message is computed only on request, so that sending creates no other object per message.
+broker has stored it or it has failed. The delivery handle of a message is a tuple of its batch and its index in that
+batch. Sending creates no other object per message, because the offset of a message is computed only on request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DeliveryOwner(Protocol):
 
 
 class BatchBuffer(Protocol):
-    """Gathers messages for one partition in an open batch and queues closed ones: a partition's sender, usually."""
+    """Gathers messages for one partition in an open batch, and queues closed batches. Usually a `PartitionSender`."""
 
     topic: Topic
     open_batch: Batch | None
@@ -50,7 +50,7 @@ class BatchBuffer(Protocol):
 
 
 class PreparedBatch(Protocol):
-    """Records that are encoded except for their ids."""
+    """Records that are already encoded except for their ids, which depend on the producer sequence."""
 
     @property
     def count(self) -> int: ...
@@ -63,13 +63,13 @@ class PreparedBatch(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Batch(Future):
-    """Messages for one partition that are sent together. `partition`: its number; -1: not chosen yet."""
+    """Messages for one partition that are sent together. `partition`: the partition's number; -1: not chosen yet."""
 
     owner: DeliveryOwner
     topic: str
     partition: int
     room_bytes: int
-    """Bytes that can still be added."""
+    """How many bytes of records can still be added."""
     shared_attribute: bytes
     """The encoded attribute (see `attribute_part`) of records without key, tag and properties."""
     closes_at: float
@@ -77,9 +77,9 @@ class Batch(Future):
     deadline: float = float("inf")
     """When the batch fails if it is not delivered, in the connection's clock."""
     overhead_bytes: int = field(init=False)
-    """Bytes that a record without key, tag and properties adds to its payload."""
+    """Bytes of a record without key, tag and properties, not counting its payload."""
     buffer: BatchBuffer | None = None
-    """Where the batch gathers messages while it is open; None: its partition is not chosen, or it was made closed."""
+    """The object whose `open_batch` is this batch; None: no partition is chosen yet, or the batch was created full."""
     size_bytes: int = 0
     payloads: list[bytes] = field(default_factory=list)
     attribute_parts: list[bytes] | None = None
@@ -93,7 +93,7 @@ class Batch(Future):
     attempts: int = 0
     last_error: TfmqError | None = None
     rerouted_from_partitions: int = 0
-    """If the batch was rerouted from a deleted topic: how many partitions that topic had; else 0."""
+    """If the batch was rerouted from a deleted topic, the number of partitions that this topic had; else 0."""
     error: TfmqError | None = None
     positions: Sequence[tuple[int, int]] = ()
     durability: str = ""
@@ -106,7 +106,7 @@ class Batch(Future):
     handles: Handles | None = None
     """The handles of delayed messages, which have no offsets before they are delivered; else None."""
     prepared: PreparedBatch | None = None
-    """The records of a batch that was made from Arrow columns; it has no payloads."""
+    """The records of a batch that was made from Arrow columns and has no `payloads`; else None."""
 
     def __post_init__(self) -> None:
         self.overhead_bytes = HEADER_SIZE + len(self.shared_attribute)
@@ -114,7 +114,7 @@ class Batch(Future):
     # While the batch is open
 
     def add(self, payload: bytes | None, part: bytes | None, tag: str | None) -> int:
-        """Append one message; return its index. `part`: its attribute, encoded; None: the one shared by the batch."""
+        """Append one message; return its index. `part`: its encoded attribute; None: use `shared_attribute`."""
         index = len(self.payloads)
         flag = tag_flag(tag) if tag else 0
         if payload is None:
@@ -151,7 +151,7 @@ class Batch(Future):
     # While the batch is being sent
 
     def assign_sequence(self, producer_id: int, sequence: int) -> EncodedRecords:
-        """Assign the producer sequence. Encode the records, or change their ids if they are encoded already."""
+        """Assign the producer sequence, and encode the records or, if they are already encoded, change their ids."""
         if self.encoded is not None:
             if (self.producer_id, self.sequence) != (producer_id, sequence):
                 self.encoded = rewrite_ids(self.encoded, producer_id, sequence)
@@ -207,9 +207,9 @@ class Batch(Future):
     # Results
 
     def set_handles(self, told: DelayedBatch | TransactionDelayed | None) -> None:
-        """Store the delayed-message handles that the reply `told` describes.
+        """Store the handles of the delayed messages, which the broker's reply `told` describes.
 
-        Nothing is stored if `told` is None, or if it does not match the number of messages.
+        Nothing is stored if `told` is None, or if it does not describe as many messages as the batch has.
         """
         if told is None:
             return
@@ -257,7 +257,7 @@ class Batch(Future):
         return [Delivery((self, index)) for index in range(self.count) if index not in seen]
 
     def add_user_callback(self, callback: Callable[[Batch], object]) -> None:
-        """Run `callback(self)` outside of every lock once the batch is done."""
+        """Call `callback(self)` without any lock when the batch is done, also if it is done already."""
         if self.done:
             self.owner.schedule_callback(partial(callback, self))
         elif self.user_callbacks is None:
@@ -274,8 +274,8 @@ class Delivery(tuple[Batch, int]):
     def result(self, timeout: float | None = None) -> SendResult:
         """Return the send result. Waits at most `timeout` seconds (None: until delivered or failed).
 
-        Raises the error of the send, `TimedOut` if the time is over before, and in the asyncio API `NotAllowed` if the
-        message is not delivered yet: use `await` there.
+        Raises the error of the send, and `TimedOut` if the message is not delivered in time. In the asyncio API it
+        raises `NotAllowed` if the message is not delivered yet: use `await` there.
         """
         batch, index = self
         if not batch.done:
@@ -287,14 +287,14 @@ class Delivery(tuple[Batch, int]):
         return self[0].done
 
     def error(self) -> TfmqError | None:
-        """Return the error of the send, or None if it has not failed so far. `flush` does not report a seen error."""
+        """Return the error of the send; None if it has not failed so far. `flush` will not report this error again."""
         batch, index = self
         if batch.error is not None:
             batch.mark_seen(index, 1)
         return batch.error
 
     def peek(self) -> TfmqError | None:
-        """Return the error as `error` does, without marking it as seen."""
+        """Return the error as `error` does, but `flush` will still report the error."""
         return self[0].error
 
     def add_callback(self, callback: Callable[[Delivery], object]) -> None:
@@ -317,7 +317,7 @@ class Delivery(tuple[Batch, int]):
 
 
 class Deliveries:
-    """The handle on all messages of one `send_many`. `runs`: (batch, first index, count) of neighbouring messages."""
+    """The handle on all messages of one `send_many`. `runs`: ranges of messages as (batch, first index, count)."""
 
     def __init__(self, owner: DeliveryOwner) -> None:
         self.owner = owner
@@ -333,7 +333,6 @@ class Deliveries:
         self.runs.append((batch, first, count))
 
     def __len__(self) -> int:
-        """Return the number of messages."""
         return sum(count for _, _, count in self.runs)
 
     @property
@@ -341,7 +340,7 @@ class Deliveries:
         return list(dict.fromkeys(batch for batch, _, _ in self.runs))
 
     def result(self, timeout: float | None = None) -> list[SendResult]:
-        """Return the results, one per batch: each with the number of messages, and the first one's offset and id.
+        """Return one result per batch, with the number of its messages, and the offset and id of the first of these.
 
         Waits at most `timeout` seconds. Raises the error of the first failed batch, or `TimedOut`.
         """
@@ -381,15 +380,15 @@ class Deliveries:
 
 
 CHUNK_COUNT: Final = 500
-"""How many payloads the first chunk has. Their size decides how many the next chunk has."""
+"""The number of payloads in the first chunk. The average size of their records decides on the next chunk."""
 CHUNK_COUNT_MAX: Final = 50_000
 FILL_RATIO: Final = 0.95
-"""Fraction of a batch that the next chunk is to fill, estimated from the average record size in the last chunk."""
+"""The next chunk should fill this fraction of a batch, estimated from the average record size in the last chunk."""
 PLAIN_TYPES: Final = frozenset((bytes, str))
 
 
 class PayloadChunker:
-    """Reads the user's iterable in chunks. The iterable may block or send: so call `read` through `CallUserCode`."""
+    """Reads the user's iterable in chunks. The iterable may block or send, so yield `CallUserCode(read)` to read."""
 
     def __init__(self, payloads: Iterable[Any]) -> None:
         if isinstance(payloads, str | bytes | bytearray | memoryview | Message | Mapping):
@@ -403,7 +402,7 @@ class PayloadChunker:
         self.chunk: list[Any] = []
 
     def read(self) -> None:
-        """Read the next chunk; it is empty at the end."""
+        """Read the next chunk into `chunk`, which is empty at the end of the iterable."""
         self.chunk = list(islice(self._iterator, self.count))
 
     def as_bytes(self) -> list[bytes] | None:
@@ -416,13 +415,13 @@ class PayloadChunker:
         return [text_bytes(each) if type(each) is str else each for each in self.chunk]
 
     def adjust_count(self, size_bytes: int, batch_bytes: int) -> None:
-        """Set the number of payloads in the next chunk, by `size_bytes`, the size of the last chunk's records."""
+        """Set the number of payloads in the next chunk. `size_bytes`: the total size of the last chunk's records."""
         fitting = FILL_RATIO * batch_bytes * len(self.chunk) / size_bytes
         self.count = max(1, min(CHUNK_COUNT_MAX, int(fitting)))
 
 
 def with_delivery_time(item: Any, when: DeliveryTime) -> Message:
-    """Return the item as a message, to be delivered at its own delivery time or, if it has none, at `when`."""
+    """Return the item as a message. If the message has no delivery time of its own, its delivery time is `when`."""
     message = item if isinstance(item, Message) else Message(item)
     own = message.delay is not None or message.deliver_at is not None
     if own or when == IMMEDIATE:
@@ -431,7 +430,7 @@ def with_delivery_time(item: Any, when: DeliveryTime) -> Message:
 
 
 def batch_ends(sizes: Sequence[int], batch_bytes: int, overhead: int) -> list[int]:
-    """Divide payloads of these `sizes` into batches; return the end index of each. A batch has at least one payload."""
+    """Divide payloads of these `sizes` into batches of one payload or more. Return the end index of each batch."""
     ends = list(accumulate([size + overhead for size in sizes]))
     if ends[-1] <= batch_bytes:
         return [len(sizes)]

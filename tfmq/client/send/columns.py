@@ -1,4 +1,4 @@
-"""Arrow tables as batches of a producer: slices of a table, one part for each partition, encoded except for the ids.
+"""Divides Arrow tables into batches of a producer: rows for one partition, encoded except for the records' ids.
 
 Needs pyarrow and numpy, as `tfmq.arrow` does.
 """
@@ -17,12 +17,12 @@ from tfmq.arrow.encoder import PreparedRecords, prepare
 from tfmq.client.send.record_encoder import EncodedRecords
 
 RECORD_OVERHEAD_BYTES: Final = 24
-"""Approximate size of what a record has besides its columns."""
+"""Approximate number of bytes of a record besides the values of its columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnBatch:
-    """The records of one batch of a producer, made from rows of a table."""
+    """The records of one batch for a producer, made from rows of a table."""
 
     records: PreparedRecords
     count: int
@@ -36,8 +36,8 @@ class ColumnBatch:
 class TableReader:
     """Divides a table into batches of about `batch_bytes`, each for one partition.
 
-    `table` is a table or record batch of pyarrow, or whatever exports an Arrow stream, such as a frame of pandas or
-    polars. `partitions` is the number of partitions of the topic. Raises: TypeError for anything else.
+    `table` is a table or record batch of pyarrow, or an object that exports an Arrow stream, such as a data frame of
+    pandas or polars (else TypeError). `partitions` is the number of partitions of the topic.
     """
 
     def __init__(self, table: Any, partitions: int, *, batch_bytes: int, message_bytes: int) -> None:
@@ -48,10 +48,10 @@ class TableReader:
         self._slices = self._read_slices()
         self._rotation = 0
         self.parts: list[tuple[int | None, ColumnBatch]] = []
-        """What `read` has read: pairs of partition (None: any) and records."""
+        """The batches that `read` has made, as pairs (partition, batch). Partition None: any partition."""
 
     def read(self) -> None:
-        """Read the next slice of the table into `parts`. At the end of the table, `parts` is empty.
+        """Read some rows of the table, and set `parts` to their batches, or to [] at the end of the table.
 
         Raises: BadRequest for columns or attributes that cannot be sent, MessageTooLarge.
         """
@@ -72,7 +72,7 @@ class TableReader:
         return ColumnBatch(records, len(rows), int(records.ends[-1]))
 
     def _read_slices(self) -> Iterator[pa.RecordBatch]:
-        """Yield slices of at least one row; by its size, each makes about one batch for each partition."""
+        """Yield the table's rows in slices, each large enough for about one batch per partition if rows have keys."""
         for batch in self._batches:
             if not batch.num_rows:
                 continue

@@ -1,8 +1,8 @@
-"""Delivery times of delayed messages: from user values to the values in requests.
+"""Conversion of the delivery times that users give for delayed messages into the due times of requests.
 
 A due time is one number, see `docs/protocol.md`: a delay in ms with the top bit set, or a time in ms since 1970. A
 delay starts at the call of `send`. Until a message is sent, it waits in the client: for its batch, for buffer space or
-for a connection. This time is subtracted from the delay each time the message is sent.
+for a connection. Each time the message is sent, the time since the call is subtracted from the delay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeliveryTime(NamedTuple):
 IMMEDIATE: Final = DeliveryTime()
 
 DELAY_DAYS_MAX: Final = 36_525
-"""The longest permitted delay, 100 years: a longer delay is a mistake in the unit or in the number."""
+"""The longest permitted delay, 100 years, because a longer delay is surely a mistake in the unit or in the number."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -46,8 +46,8 @@ def due_number(delay: Delay | None, deliver_at: Moment | None) -> int | None:
     """Return the due time as a number; None if neither argument is given.
 
     Raises `TypeError` if both arguments are given, for a value that is neither a number nor a time, and for a datetime
-    without a time zone; `BadRequest` for a number that is no time, for a delay below 0 or above `DELAY_DAYS_MAX`, and
-    for a moment after the year 9999. A moment in the past is accepted, because the clocks of two machines differ.
+    without a time zone. Raises `BadRequest` for NaN or infinity, for a delay below 0 or above `DELAY_DAYS_MAX`, and for
+    a moment after the year 9999. A moment in the past is accepted, because the clocks of two machines differ.
     """
     if delay is not None:
         if deliver_at is not None:
@@ -65,7 +65,7 @@ def _delay_ms(delay: Delay) -> int:
     if not isinstance(delay, timedelta) and not _is_number(delay):
         raise TypeError(f"A delay is a number of seconds or a timedelta, not {type(delay).__name__}.")
     is_negative = delay < timedelta() if isinstance(delay, timedelta) else delay < 0
-    # A negative delay is usually the difference of two times in the wrong order. The message would be sent at once.
+    # A negative delay is usually the difference of two times in the wrong order, so do not deliver the message at once.
     if is_negative:
         raise BadRequest(
             f"A delay of {delay}{'' if isinstance(delay, timedelta) else ' seconds'} is before now: give 0 or more, or"
@@ -85,7 +85,7 @@ def _after_year_9999(moment: float) -> BadRequest:
 
 
 def moment_ms(moment: Moment) -> int:
-    """Return a moment in ms since 1970; 0 for earlier times. Raises `TypeError` and `BadRequest` as `due_number`."""
+    """Return `moment` in ms since 1970; 0 for times before 1970. Raises `TypeError`, `BadRequest` as `due_number`."""
     if isinstance(moment, datetime):
         if moment.tzinfo is None or moment.utcoffset() is None:
             raise TypeError(
@@ -110,8 +110,8 @@ def _is_number(value: object) -> bool:
 def _to_ms(what: str, seconds: float) -> int:
     """Convert seconds to ms, rounded up so that no message is early. Raises `BadRequest`.
 
-    Up to half a microsecond above a whole ms is ignored, because floats have rounding errors. `seconds` is converted to
-    int or float before the multiplication, because the number types of other libraries can overflow.
+    An excess of up to half a microsecond over a whole ms is ignored, because floats have rounding errors. `seconds` is
+    converted to int or float before the multiplication, because the number types of other libraries can overflow.
     """
     try:
         whole = isinstance(seconds, Integral)
@@ -131,7 +131,7 @@ class StampedDueTime(NamedTuple):
 
 
 class DueTimes:
-    """The due times of a batch's messages, in order. Equal values in a row are stored once, in 20 bytes."""
+    """The due times of a batch's messages, in order. Neighbouring equal due times are stored once, in 20 bytes."""
 
     __slots__ = ("_called_at", "_counts", "_due_times", "count")
 
@@ -152,7 +152,7 @@ class DueTimes:
         self._called_at.append(called_at)
 
     def pack(self, now: float) -> bytes:
-        """Return the request field, one u64 per message. Delays are reduced by the time that has passed until `now`."""
+        """Return the request field, one u64 per message. Delays are reduced by the time from their start to `now`."""
         columns = zip(self._counts, self._due_times, self._called_at, strict=True)
         return b"".join(
             [
@@ -162,13 +162,13 @@ class DueTimes:
         )
 
     def pack_original(self) -> bytes:
-        """Return the request field with unreduced delays, for a transaction: there delays start at the commit."""
+        """Return the request field with the full delays. Used in transactions, where delays start at the commit."""
         columns = zip(self._counts, self._due_times, strict=True)
         return b"".join([due.to_bytes(_DUE_BYTES, "big") * count for count, due in columns])
 
 
 def remaining_due(due: int, called_at: float, now: float) -> int:
-    """Return `due` at the time `now`: a delay that started at `called_at` is reduced, a time since 1970 unchanged."""
+    """Return the due time to send at `now`: a delay is reduced by `now - called_at`, a time since 1970 is unchanged."""
     if due < DUE_RELATIVE:
         return due
     over_ms = max(0, int((now - called_at) * 1000))

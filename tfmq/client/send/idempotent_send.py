@@ -1,15 +1,15 @@
 """Idempotent sending, for callers that record their producer sequences themselves before they send.
 
-The sequences of ordinary sends are in partition_sender.py. After a crash, a caller of this module sends the same
+Ordinary sends use the sequences of partition_sender.py instead. After a crash, a caller of this module sends the same
 records with the same sequences again, and the broker stores them once. The broker requires that records of a producer
 id in a partition have consecutive sequences (docs/protocol.md, Producing). So a caller leases its own producer id
 (`lease_producer_id`) and assigns sequences to some records. The caller writes down these sequences, sends the records,
-writes down that they are stored, and only then continues with more records.
+writes down that the records are stored, and only then continues with more records.
 
 After an exception of `send_idempotent` it is unknown whether the records are stored, and another process that has read
 the same sequences may still send them. `close_producer` ends this: it returns the last stored sequence, and the broker
-stores nothing more under that producer id. If the producer id has expired at the broker, which then rejects the id for
-ever, `find_records` searches the log.
+stores nothing more under that producer id. If the producer id has expired, the broker rejects it for ever and no longer
+knows its last sequence: then `find_records` searches the log.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tfmq.ids import pack_id
 from tfmq.protocol import commands
 
 FETCH_BYTES: Final = 1 << 20
-"""Fetch size for searching records."""
+"""How many bytes of the log `find_records` fetches at a time."""
 
 
 class ProducerPartition(NamedTuple):
-    """A producer id in one partition of one incarnation of a topic."""
+    """A producer id, and the partition (of one incarnation of a topic) to which it sends."""
 
     topic: str
     incarnation: int
@@ -42,7 +42,7 @@ class ProducerPartition(NamedTuple):
 
 
 class RecordContent(NamedTuple):
-    """A record to send: `payload` (None: a tombstone), the encoded `attribute`, and the `tag` that `attribute` has."""
+    """A record to send: `payload` (None: a tombstone), the encoded `attribute`, and the tag in this attribute."""
 
     payload: bytes | None
     attribute: bytes
@@ -50,7 +50,7 @@ class RecordContent(NamedTuple):
 
 
 def lease_producer_id(link: ClientConnection, until: float) -> Operation[int]:
-    """Lease an unused producer id. The id expires if it is idle for longer than the broker remembers producers."""
+    """Lease an unused producer id. The id expires if nothing is sent under it for `limits.producer_idle_seconds`."""
     reply = yield from request_with_retries(link, commands.LeaseProducerIds(1), until)
     return int(reply.first)
 
@@ -58,7 +58,7 @@ def lease_producer_id(link: ClientConnection, until: float) -> Operation[int]:
 def start_producer(
     link: ClientConnection, topic: str, partition: int, until: float
 ) -> Operation[tuple[ProducerPartition, int]]:
-    """Lease a producer id for a partition. Return both, and the end of the partition's log. Raises UnknownTopic."""
+    """Lease a producer id for a partition. Return it with the partition's durable offset. Raises UnknownTopic."""
     reply = yield from request_with_retries(link, commands.Metadata([topic], True), until)
     if not reply.topics:
         raise UnknownTopic(f"There is no topic {topic}, and the broker makes none by itself.")
@@ -72,7 +72,7 @@ def start_producer(
 
 
 def locate_log_end(link: ClientConnection, stream: ProducerPartition, by: int, until: float) -> Operation[int]:
-    """Return the first offset of the log with `by` BY_EARLIEST, its durable offset with BY_LATEST."""
+    """Return the first offset of the log if `by` is BY_EARLIEST, or the durable offset if `by` is BY_LATEST."""
     reply = yield from request_with_retries(
         link, commands.Locate(stream.topic, stream.incarnation, stream.partition, by), until
     )
@@ -84,7 +84,7 @@ def send_idempotent(
 ) -> Operation[list[int]]:
     """Store the records `contents`, all or none, with the sequences from `sequence` on. Repeated calls store them once.
 
-    Return the records' offsets once they are durable; -1 where the broker does not know the offset any more. After a
+    Return the records' offsets once the records are durable; -1 for an offset that the broker no longer knows. After a
     retriable error the request is repeated; at the time `until` (in the connection's clock) the last error is raised.
     """
     flags = [
@@ -100,7 +100,7 @@ def send_idempotent(
 def send_encoded(
     link: ClientConnection, stream: ProducerPartition, sequence: int, encoded: EncodedRecords, count: int, until: float
 ) -> Operation[commands.ProduceReply]:
-    """Like `send_idempotent`, for records that are already encoded. Return the PRODUCE response."""
+    """Store `count` encoded records, otherwise like `send_idempotent`. Return the reply to the PRODUCE request."""
     place = (stream.topic, stream.incarnation, stream.partition, stream.producer_id, sequence, count)
     request = commands.Produce(*place, commands.ACKS_SYNCED, encoded.blocks)  # type: ignore[arg-type]
     call = yield from call_with_retries(link, request, encoded.data, until=until)
@@ -109,10 +109,10 @@ def send_encoded(
 
 
 def close_producer(link: ClientConnection, stream: ProducerPartition, until: float) -> Operation[int]:
-    """Close the producer id permanently. Return its last stored sequence, which is durable; -1: none is stored.
+    """Close the producer id permanently. Return the last sequence that is stored under it, durably; -1: none.
 
-    A repeated call returns the same. Raises UnknownProducer if the id expired or never existed. In this case, too, the
-    broker will never store anything under the id.
+    A repeated call returns the same sequence. Raises UnknownProducer if the id expired or never existed. In this case,
+    too, the broker will never store anything under the id.
     """
     reply = yield from request_with_retries(link, commands.SucceedProducer(*stream), until)
     return int(reply.last_sequence)
@@ -121,10 +121,10 @@ def close_producer(link: ClientConnection, stream: ProducerPartition, until: flo
 def find_records(
     link: ClientConnection, stream: ProducerPartition, sequences: Collection[int], from_offset: int, until: float
 ) -> Operation[dict[int, int]]:
-    """Search the log for a producer's `sequences`, from `from_offset` to the durable offset. Return sequence -> offset.
+    """Search the log for records of a producer id with these `sequences`. Return sequence -> offset of those found.
 
-    Raises OffsetOutOfRange if messages from `from_offset` on were removed, Damaged if part of the log is unreadable;
-    then it is unknown which sequences are stored.
+    The search goes from `from_offset` to the durable offset. Raises OffsetOutOfRange if messages from `from_offset` on
+    were removed, Damaged if part of the log is unreadable; then it is unknown which sequences are stored.
     """
     wanted = {pack_id(stream.producer_id, each): each for each in sequences}
     found: dict[int, int] = {}
@@ -139,7 +139,7 @@ def find_records(
 
 
 class FetchedMessages(NamedTuple):
-    """Messages of one fetch response. `at_end`: whether they reach the durable offset, up to which logs are read."""
+    """Messages of one fetch response. `at_end`: whether there were no further durable messages when it was sent."""
 
     messages: list[ReceivedMessage[Any]]
     next_offset: int

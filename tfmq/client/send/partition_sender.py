@@ -33,7 +33,7 @@ from tfmq.limits import PRODUCER_IDS_PER_LEASE
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, LeaseProducerIds, Produce, SucceedProducer
 
 LEASE_COUNT = 16
-"""Minimum number of ids per lease. An id leased in advance saves a round trip at the first send to a partition."""
+"""Minimum number of ids per lease. An id in reserve saves a round trip at the first send to a further partition."""
 
 ProducerIdCallback = Callable[[int, TfmqError | None], None]
 
@@ -49,7 +49,7 @@ class ProducerIds:
         self._call: PendingRequest | None = None
 
     def acquire(self, callback: ProducerIdCallback) -> None:
-        """Get an id for `callback(id, None)`, at once if one is available. If a lease fails: `callback(0, error)`."""
+        """Call `callback(id, None)` once an id is available, perhaps now; `callback(0, error)` if the lease fails."""
         self._waiting.append(callback)
         self._serve_waiting()
 
@@ -83,14 +83,14 @@ LOST: Final = {
     " An older copy of its data folder was started, or its disk lost what was synced.",
     ACKS_WRITTEN: "%d %s were acknowledged as written and lost in a crash of the broker: ids from %d on.",
 }
-"""Log texts for lost messages, by the durability that was promised. Values: their number, description and first id."""
+"""Log texts for lost messages, by the durability that was promised. Arguments: count, description and first id."""
 LOST_WITH_TOPIC: Final = (
     "The topic %s was deleted, or an older copy of the broker's data folder was started: %d messages that were"
     " acknowledged as %s in partition %d, or more, are gone with it."
 )
 
 IN_FLIGHT_BYTES_MAX = 8 << 20
-"""Limit per partition. More bytes do not help: with 20 batches of 256 KiB, 1.6 M messages of 100 bytes/s were sent."""
+"""Limit per partition. Already 20 batches of 256 KiB in flight allow 1.6 million messages of 100 bytes per second."""
 IN_FLIGHT_BATCHES_MAX = 20
 _RESEND_ERRORS = SequenceGap | StaleProducer | UnknownProducer | Busy
 """Errors after which a batch is sent again: the batch is valid, and this attempt did not store it."""
@@ -99,11 +99,11 @@ PAUSE_SECONDS = 0.05
 """The pause after the first "busy" error; each further error doubles the pause, up to the maximum."""
 PAUSE_SECONDS_MAX = 1.0
 BUSY_LOG_SECONDS = 1.0
-"""If the broker is busy for longer than this, a line is logged."""
+"""If the broker rejects a partition's batches as busy for longer than this, a line is logged."""
 
 
 _new: Final = tuple.__new__
-"""Makes a NamedTuple without its own `__new__`, which is a call of Python code for each batch."""
+"""Creates a NamedTuple without its own `__new__`, which would run Python code for each batch."""
 
 
 class BatchAccumulator(Protocol):
@@ -113,7 +113,7 @@ class BatchAccumulator(Protocol):
     producer_ids: ProducerIds
     timeout: float
     lost_messages: int
-    """Messages that were acked as written and lost in a crash of the broker."""
+    """Number of messages that the broker has acknowledged and then lost."""
     now: Callable[[], float]
     call_later: Callable[[float, Callable[[], None]], object]
 
@@ -152,22 +152,22 @@ class SenderState(StrEnum):
     SUCCESSOR_FAILED = "successor failed"
     """The request for a successor id failed. It is repeated when there is a batch to send."""
     TOPIC_DELETED = "topic deleted"
-    """The sender waits until all requests in flight are answered; then the batches that are not stored are rerouted."""
+    """The sender waits for the replies of all requests in flight. Then it reroutes the batches that are not stored."""
     BLOCKED = "blocked"
-    """This sender for a re-created topic starts when the sender of the deleted topic is idle."""
+    """The sender is for a re-created topic. It starts when the sender of the deleted topic is idle."""
 
 
 _READY: Final = SenderState.READY
-"""A constant, because access to an enum member is a call on Python 3.11; `push` and `pump` run for each batch."""
+"""A constant, because `push` and `pump` run for each batch, and access to an enum member is a call on Python 3.11."""
 
 
 class PartitionSender:
     """Sends the batches for one partition in order, with consecutive producer sequences.
 
-    The broker accepts the sequences of a producer id on a partition only without a gap. So the broker recognises a
-    batch that is sent again after a lost connection, and after a rejected batch it rejects all following batches. The
-    sender then waits for the replies of all requests in flight and requests a *successor* of its producer id. With
-    that request the broker closes the old id and returns the last sequence that is stored under it. This sequence tells
+    The broker stores each sequence of a producer id on a partition once, and only in order. So it recognises a batch
+    that is sent again after a lost connection, and after a rejected batch it rejects all following batches. The sender
+    then waits for the replies of all requests in flight, and requests a *successor* of its producer id. By this request
+    the broker closes the old id, and its reply has the last sequence that is stored under the id. This sequence shows
     which batches of unknown outcome are stored, and which acknowledged messages the broker has lost: in a crash, or
     because an older copy of its data was started.
     """
@@ -180,7 +180,7 @@ class PartitionSender:
         self.partition = partition
         self.state = SenderState.NO_ID
         self.replacement: PartitionSender | None = None
-        """The blocked sender of the same partition of the re-created topic."""
+        """If the topic was deleted and re-created: the sender of the same partition of the new topic, still blocked."""
         self.open_batch: Batch | None = None
         """The batch that gathers messages for this partition."""
         self.queue: deque[Batch] = deque()
@@ -191,12 +191,12 @@ class PartitionSender:
         self._open_requests = 0
         self._in_flight_bytes = 0
         self._stored_through = [-1, -1, -1]
-        """The last acknowledged sequence, by the promised durability (the index is one of `ACKS_NONE` …)."""
+        """For each durability (the index is `ACKS_NONE` …) the last sequence that was acked with it; -1: none."""
         self._has_gap = False
         self._outcome_unknown = False
         self._backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         self._busy_since = float("inf")
-        """Since when the broker has been busy; inf: the broker is not busy; -inf: this is logged already."""
+        """Since when the broker has been busy; inf: it is not busy; -inf: it is busy, and a line was logged."""
         self._description = f"messages to {topic.name}/{partition}"
 
     @property
@@ -206,7 +206,7 @@ class PartitionSender:
     def push(self, batch: Batch) -> None:
         follows_numbered = not self.queue or self.queue[-1].producer_id == self.producer_id
         if self.state is _READY and follows_numbered and batch.count <= SEQUENCES - self.sequence:
-            # This also encodes the batch: now rather than before sending, while the broker works on earlier batches.
+            # This also encodes the batch, already now, while the broker works on earlier batches.
             self._assign_sequence(batch)
         self.queue.append(batch)
         self.pump()
@@ -230,7 +230,7 @@ class PartitionSender:
             self._on_idle()
 
     def start_replacement(self, first: Sequence[Batch] = ()) -> None:
-        """Start the blocked sender of the re-created topic. The batches `first` are queued ahead of its own batches."""
+        """Start the blocked sender of the re-created topic, and reroute the batches `first`, ahead of its batches."""
         held, self.replacement = self.replacement, None
         waiting: list[Batch] = []
         if held is not None:
@@ -250,7 +250,7 @@ class PartitionSender:
             self._accumulator.close_batch(self.open_batch)
 
     def expire(self, now: float) -> None:
-        """Fail queued batches past their deadline that were never sent, or that the broker always refused as busy."""
+        """Fail queued batches whose deadline has passed, unless an earlier attempt may have stored them."""
         while self.queue and self.queue[0].deadline <= now and not self.queue[0].attempts:
             batch = self.queue.popleft()
             if batch.producer_id == self.producer_id:
@@ -272,7 +272,7 @@ class PartitionSender:
         self.sequence += batch.count
 
     def _clear_sequences(self, sequence: int) -> None:
-        """Clear the sequences of the queued batches. The batch that is sent next gets `sequence`."""
+        """Clear the sequences of the queued batches, so that these are numbered again, from `sequence` on."""
         self.sequence = sequence
         for batch in self.queue:
             batch.clear_sequence()
@@ -312,18 +312,18 @@ class PartitionSender:
         self._restart(producer_id)
 
     def _restart(self, producer_id: int) -> None:
-        """Send all batches that are in flight or queued under `producer_id`, from sequence 0 on."""
+        """Change to `producer_id`, from sequence 0 on: resend the batches in flight, then send the queued batches."""
         self.producer_id, self._stored_through = producer_id, [-1, -1, -1]
         self._has_gap = self._outcome_unknown = False
         self.state = _READY
         for batch in self.in_flight:
-            batch.attempts = 0  # At this point it is known that none of these batches is stored.
+            batch.attempts = 0  # At this point it is certain that none of these batches is stored.
         self._requeue()
         self._clear_sequences(0)
         self.pump()
 
     def _requeue(self) -> None:
-        """Move the batches in flight to the head of the queue. All their requests must be answered."""
+        """Move the batches in flight to the head of the queue. Called only when all their requests are answered."""
         self.queue.extendleft(reversed(self.in_flight))
         self.in_flight.clear()
         self._in_flight_bytes = 0
@@ -358,7 +358,7 @@ class PartitionSender:
             self.pump()
 
     def _handle_error(self, batch: Batch, error: TfmqError) -> None:
-        """Keep a batch in flight if it may be sent again, or if an earlier attempt may have stored it; else fail it."""
+        """Fail a batch, but keep it in flight if it can be sent again, or if an earlier attempt may have stored it."""
         batch.last_error = error
         if isinstance(error, _RESEND_ERRORS):
             return
@@ -391,7 +391,10 @@ class PartitionSender:
             self.in_flight.remove(batch)
 
     def _resolve_errors(self) -> None:
-        """Resend after a pause, or under a new id. All requests must be answered; unresolved batches are in flight."""
+        """Send the rejected batches again. Called when all requests are answered; the batches are still in `in_flight`.
+
+        If the broker was busy, send after a pause. Otherwise start new sequences, usually under a successor id.
+        """
         first = self.in_flight[0].last_error if self.in_flight else None
         if not self._has_gap and isinstance(first, Busy):
             self.state = SenderState.BACKING_OFF
@@ -447,9 +450,9 @@ class PartitionSender:
             self._fail_all(error)
 
     def _resolve_in_flight(self, last_sequence: int, durability: int) -> None:
-        """Complete or fail batches of unknown outcome by `last_sequence`, the last that the broker has stored.
+        """Complete the batches in flight up to `last_sequence`, the last stored sequence, with `durability`.
 
-        `durability`: that of the stored messages. Log the acknowledged messages that the broker has lost.
+        Fail later batches that must not be sent again. Log acked messages after `last_sequence`: the broker lost them.
         """
         for batch in list(self.in_flight):
             if batch.last_sequence <= last_sequence:
@@ -459,7 +462,7 @@ class PartitionSender:
                 self._remove_in_flight(batch)
                 self._accumulator.fail_batch(batch, batch.last_error)
         first = max(last_sequence, -1) + 1
-        # Messages are synced in order: a message before a synced message was synced too, whatever its reply promised.
+        # Messages are synced in order, so every message before a synced one is synced, even if its ack was "written".
         for durability in (ACKS_SYNCED, ACKS_WRITTEN):
             lost = self._stored_through[durability] + 1 - first
             if lost > 0:
@@ -470,7 +473,7 @@ class PartitionSender:
     def _id_unknown(self, error: UnknownProducer) -> None:
         """Get a new id after the broker has forgotten the old one.
 
-        Fail batches that may be stored under the old id: their outcome can no longer be found out.
+        Fail batches that may be stored under the old id, because their outcome can no longer be determined.
         """
         for batch in list(self.in_flight):
             if batch.attempts > 1 or self._outcome_unknown:
@@ -480,14 +483,14 @@ class PartitionSender:
         self._accumulator.producer_ids.acquire(self._id_received)
 
     def _topic_deleted(self, error: TfmqError) -> None:
-        """Reroute or fail all batches of a deleted topic. All requests must be answered.
+        """Reroute or fail all batches of a deleted topic. Called only when all requests are answered.
 
         Batches that are certainly not stored are rerouted to the re-created topic in their original order. Batches that
-        may be stored fail with outcome "unknown". The number of acknowledged messages that the deletion lost is logged.
+        may be stored fail with outcome "unknown". The number of acknowledged messages that are deleted is logged.
         """
         for durability, promised in ((ACKS_SYNCED, "synced"), (ACKS_WRITTEN, "written")):
             if count := self._stored_through[durability] + 1:
-                # A broker started on an older copy of its data never knew the topic, so the cause cannot be told.
+                # The text names two causes, because a broker started with an older copy of its data may lack the topic.
                 log.warning(LOST_WITH_TOPIC, self.topic.name, count, promised, self.partition)
                 break
         moving: list[Batch] = []
@@ -499,7 +502,7 @@ class PartitionSender:
         self._accumulator.remove_partition(self, moving)
 
     def _reroute_or_fail(self, batch: Batch, error: TfmqError, moving: list[Batch]) -> None:
-        """Add the batch to `moving`, or fail it if it may be stored or was rerouted before."""
+        """Add the batch to `moving`, or fail the batch if it may be stored or was rerouted before."""
         if batch.attempts <= 1 and not batch.rerouted_from_partitions:
             moving.append(batch)
         else:
@@ -507,7 +510,7 @@ class PartitionSender:
             self._accumulator.fail_batch(batch, with_outcome(error, batch))
 
     def _fail_all(self, error: TfmqError) -> None:
-        """Fail queued batches, and batches in flight whose request failed. Others in flight await their replies."""
+        """Fail the queued batches, and the batches in flight whose request has failed already, but no others."""
         waiting = [each for each in self.in_flight if each.last_error is not None]
         for batch in waiting:
             self._remove_in_flight(batch)
@@ -522,19 +525,19 @@ class PartitionSender:
 
 
 def with_outcome(error: TfmqError, batch: Batch) -> TfmqError:
-    """Return a copy of `error` with the batch's outcome: "unknown" if an earlier attempt may have stored it."""
+    """Return a copy of `error` for the batch. Its outcome is "unknown" if an earlier attempt may have stored it."""
     told = copy(error)
     told.outcome = UNKNOWN if batch.attempts > 1 else NOT_DONE
     return told
 
 
 def _renew_due_times(dues: DueTimes, now: Callable[[], float], request: Produce) -> Produce:
-    """Return `request`, which sends delayed messages, with their remaining delays at `now()`."""
+    """Return `request`, a PRODUCE of delayed messages, with the delays that remain at `now()`."""
     return request._replace(due=dues.pack(now()))
 
 
 DELAYED_TOPIC = Topic("", 0, (), {})
-"""Stands for all delayed messages in requests for the successor of a producer id."""
+"""The topic in requests for the successor of a producer id under which delayed messages were sent."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -557,9 +560,9 @@ class DelayedPartitionBuffer:
 class DelayedSender(PartitionSender):
     """Sends a producer's delayed messages for all topics and partitions, under separate producer ids.
 
-    The broker stores all delayed messages in one log, and producer sequences apply to that log. So plain and delayed
-    messages never share a sequence. Here a deleted topic ends only the batches for that topic, not the sender. A delay
-    continues while a batch waits: the remaining delay is computed each time the batch is sent.
+    The broker first stores all delayed messages in one arrival log, and checks their producer sequences there. So plain
+    and delayed messages need separate producer ids. If a topic is deleted, only its batches end, not this sender. A
+    delay continues while a batch waits: the remaining delay is computed each time the batch is sent.
     """
 
     ends_with_topic: ClassVar[bool] = False
@@ -570,7 +573,7 @@ class DelayedSender(PartitionSender):
         self.buffers: dict[tuple[str, int], DelayedPartitionBuffer] = {}
         self._deleted_topics: dict[tuple[str, int], Topic] = {}
         self._rerouted: list[Batch] = []
-        """Batches that were refused because their topic is deleted; they go to the re-created topic of that name."""
+        """Batches rejected because their topic is deleted. `_restart` reroutes them to the re-created topic."""
 
     def buffer_for(self, topic: Topic, partition: int) -> DelayedPartitionBuffer:
         buffer = self.buffers.get((topic.name, partition))
@@ -633,7 +636,7 @@ class DelayedSender(PartitionSender):
         super()._fail_all(error)
 
     def _remove_deleted_buffers(self) -> list[DelayedPartitionBuffer]:
-        """Remove and return the buffers of deleted topics. Invalidate the topics' metadata, so that it is requested."""
+        """Remove and return the buffers of deleted topics. Invalidate the metadata of these topics."""
         gone, self._deleted_topics = self._deleted_topics, {}
         for home in gone.values():
             self._accumulator.invalidate_topic(home)

@@ -23,16 +23,16 @@ ENTRY_POINTS = "tfmq.partition_selectors"
 
 
 class PartitionSelector(ABC):
-    """Chooses a partition for each message. `get_partition` returns one of `partitions`."""
+    """Chooses the partition of each message: `get_partition` returns one of the `partitions` that it is given."""
 
     per_batch = False
-    """True: the choice for one message without a key may be used for a whole batch of such messages.
+    """True: the partition that is chosen for one message without a key is used for all such messages of a batch.
 
     This avoids many small batches on topics with many partitions.
     """
 
     strict = False
-    """True: the selector is called also for a message that names a partition, and if the topic has only one."""
+    """True: the selector is called even if the message names a partition, or the topic has only one partition."""
 
     @abstractmethod
     def get_partition(self, topic: str, partitions: Sequence[Partition], message: Message) -> Partition:
@@ -40,7 +40,7 @@ class PartitionSelector(ABC):
 
 
 class RoundRobin(PartitionSelector):
-    """Chooses the partitions in turn, one per batch, and leaves out partitions that accept no writes."""
+    """Chooses the partitions in turn, one partition per batch, and skips partitions that accept no writes."""
 
     per_batch = True
 
@@ -62,8 +62,8 @@ class RoundRobin(PartitionSelector):
 class KeyHash(PartitionSelector):
     """Chooses the partition by the CRC-32 of the key, the same in every process and language.
 
-    Messages of one key stay in order as long as the topic gets no more partitions. Messages without a key are
-    distributed as by `RoundRobin`.
+    Messages of one key stay in order until partitions are added to the topic. Messages without a key are distributed as
+    by `RoundRobin`.
     """
 
     per_batch = True
@@ -95,9 +95,9 @@ class Random(PartitionSelector):
 
 
 def load_selector(selector: PartitionSelector | str | None) -> PartitionSelector:
-    """Return the selector: the given object, the one of the named entry point, or `KeyHash` for None.
+    """Return `selector` itself, or the selector of the entry point with this name, or a `KeyHash` for None.
 
-    Raises `BadRequest` if no entry point has the name, or the object is no selector.
+    Raises `BadRequest` if no entry point has the name, or if the object is no selector.
     """
     if selector is None:
         return KeyHash()
@@ -128,7 +128,7 @@ def choose_partition(selector: PartitionSelector, topic: Topic, message: Message
 
 
 STORE_BYTES_MAX: Final = 1 << 30
-"""Default size limit of the store of `StrictPartitions`; sends beyond it fail. Enough for a day at 12 kB/s."""
+"""Default size limit of the store of `StrictPartitions`: enough for a day at 12 kB/s. Sends beyond the limit fail."""
 
 
 class StrictPartitions(PartitionSelector):
@@ -183,10 +183,10 @@ class StrictPartitions(PartitionSelector):
         self._turns: dict[str, int] = {}
 
     def get_partition(self, topic: str, partitions: Sequence[Partition], message: Message) -> Partition:
-        """Return the partition for a message among the configured ones, also if the partition accepts no writes.
+        """Return a configured partition for the message, even if this partition accepts no writes.
 
-        Raises `UnknownPartition` if the topic has no such partition or the message names one that is not configured,
-        `BadRequest` for a topic that is not configured.
+        Raises `UnknownPartition` if the partition does not exist, or if the message names a partition that is not
+        configured. Raises `BadRequest` for a topic that is not configured.
         """
         number = self.choose(topic, message)
         if number >= len(partitions):
@@ -194,7 +194,7 @@ class StrictPartitions(PartitionSelector):
         return partitions[number]
 
     def choose(self, topic: str, message: Message) -> int:
-        """Return the partition as `get_partition` does, but without the topic's metadata."""
+        """Choose as `get_partition` does, but without the topic's metadata: the partition may not exist."""
         numbers = self.partitions.get(topic)
         if numbers is None:
             raise BadRequest(f"{topic} is not among the topics of StrictPartitions; add it with its partitions.")

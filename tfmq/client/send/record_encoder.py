@@ -30,14 +30,14 @@ Blocks = list[tuple[int, int, int]]
 
 _ID: Final = Struct(">Q")
 _BIRTH_PART: Final = Struct(f"{ATTRIBUTE_SIZE.format}BBBQ")
-"""The attribute's size, then in msgpack a map of one item, its key, and a 64-bit number."""
+"""The attribute's size, and the attribute in msgpack: a map of one item, the item's key, and a 64-bit number."""
 _ID_POSITION: Final = 8
 _STRIDED_COUNT: Final = 8
-"""Minimum number of records for slice assignments; fewer records are encoded faster one by one."""
+"""Minimum number of records for slice assignments. Fewer records are encoded faster one by one."""
 
 
 _new: Final = tuple.__new__
-"""Makes a NamedTuple without its own `__new__`, which is a call of Python code."""
+"""Creates a NamedTuple without its own `__new__`, which would run Python code."""
 
 
 class EncodedRecords(NamedTuple):
@@ -49,7 +49,7 @@ class EncodedRecords(NamedTuple):
     ends: Sequence[int] | None
 
     def without_data(self) -> EncodedRecords:
-        """Return what `start_of` needs, to free the memory of the records."""
+        """Return a copy without the bytes of the records, to free their memory. `start_of` still works on the copy."""
         return _new(EncodedRecords, (bytearray(), [], self.record_size, self.ends))
 
     def start_of(self, index: int) -> int:
@@ -59,7 +59,7 @@ class EncodedRecords(NamedTuple):
 
 
 def attribute_part(attribute: bytes) -> bytes:
-    """Return the bytes between a record's header and payload: the attribute's size and the attribute."""
+    """Return the bytes between a record's header and its payload: the attribute's size and the attribute, if any."""
     return ATTRIBUTE_SIZE.pack(len(attribute)) + attribute if attribute else b""
 
 
@@ -71,7 +71,7 @@ def birth_part(born_ms: int) -> bytes:
 
 
 def encode_one(payload: bytes, part: bytes, producer_id: int, sequence: int) -> EncodedRecords:
-    """Encode one record with the attribute `part` (see `attribute_part`): what `encode_shared` does, in one step."""
+    """Encode one record with the attribute `part` (see `attribute_part`), faster than `encode_shared` does."""
     length = len(part) + len(payload)
     checksum = zlib.crc32(payload, zlib.crc32(part))
     flags = FLAG_ATTRIBUTE if part else 0
@@ -81,7 +81,7 @@ def encode_one(payload: bytes, part: bytes, producer_id: int, sequence: int) -> 
 
 
 def encode_shared(payloads: Sequence[bytes], part: bytes, producer_id: int, sequence: int) -> EncodedRecords:
-    """Encode records that have the same attribute, encoded as `part` (see `attribute_part`), from `sequence` on."""
+    """Encode records with the same attribute `part` (see `attribute_part`). The first one's sequence is `sequence`."""
     sizes = list(map(len, payloads))
     size = sizes[0]
     if len(sizes) >= _STRIDED_COUNT and sizes.count(size) == len(sizes):
@@ -106,8 +106,8 @@ def encode_each(
 ) -> EncodedRecords:
     """Encode records with individual attributes (`parts`, see `attribute_part`) and flags.
 
-    `flags` do not contain the attribute flag; None: all records have the same attribute and no other flag. `sizes`: the
-    payload sizes, if the caller knows them.
+    `flags` do not contain the attribute flag, which is added here. None: all records have the same attribute and no
+    other flag. `sizes`: the payload sizes, if the caller knows them.
     """
     count = len(payloads)
     first_id = producer_id << SEQUENCE_BITS | sequence
@@ -129,7 +129,7 @@ def encode_each(
 
 
 def rewrite_ids(encoded: EncodedRecords, producer_id: int, sequence: int) -> EncodedRecords:
-    """Return the records with ids from `sequence` on. Only the block CRCs change: record CRCs do not cover the id."""
+    """Return a copy with ids from `sequence` on. Only the CRCs of blocks change: CRCs of records do not cover ids."""
     data = bytearray(encoded.data)
     first_id = producer_id << SEQUENCE_BITS | sequence
     for number, position in enumerate(record_positions(bytes(data))):

@@ -1,8 +1,8 @@
 """The check-back: the broker asks a producer group how its prepared transactions ended.
 
-A producer with check functions always has a request waiting at the broker, which replies with the transactions. No
-thread waits for this reply: it is received together with other replies, or else looked for every `POLL_SECONDS`. The
-user's functions run in an executor, because they may block. The first one that returns "commit" or "rollback" decides.
+A producer with check functions always has a request waiting at the broker, which replies when it has transactions to
+ask about. No thread waits for this reply: it is read together with other replies, at the latest after `POLL_SECONDS`.
+The check functions run in an executor, because they may block. The first one that returns a decision is obeyed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tfmq.protocol.commands import AwaitChecks, CommitTransaction, RollbackTrans
 log = logging.getLogger("tfmq.transaction")
 
 WAIT_SECONDS: Final = 30.0
-"""How long a request waits at the broker, which permits a minute at most."""
+"""How long a request waits at the broker. The broker permits at most a minute."""
 POLL_SECONDS: Final = 5.0
-"""The longest delay of a reply while no thread reads. It matters little: the broker only asks after a minute."""
+"""The longest delay of a reply while no thread reads. It matters little: the broker asks only after a minute."""
 GRACE_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 5.0
 """The pause after an error, for example because the broker is unreachable or has too many waiting requests."""
@@ -32,7 +32,7 @@ PAUSE_SECONDS: Final = 5.0
 class InDoubt(NamedTuple):
     """A prepared transaction that the broker asks about.
 
-    `xid`: its name · `epoch`: its number · `topics`: the first of the topics to which it sends.
+    `xid`: the transaction's name · `epoch`: its number · `topics`: the first topics to which it sends messages.
     """
 
     xid: str
@@ -42,7 +42,7 @@ class InDoubt(NamedTuple):
 
 
 Check = Callable[[InDoubt], Any]
-"""A check function: returns "commit", "rollback", or None to be called again later."""
+"""A check function returns "commit" or "rollback", or None if it does not know yet; then it is called again later."""
 DECISION_REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
     "commit": lambda asked: CommitTransaction(asked.xid, asked.epoch, False, False, []),
     "rollback": lambda asked: RollbackTransaction(asked.xid, asked.epoch, False),
@@ -50,7 +50,7 @@ DECISION_REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
 
 
 def answer_checks(link: ClientConnection, group: str, run: Executor, functions: Sequence[Check]) -> Operation[None]:
-    """Answer the broker's checks by `functions`, which `run` executes, until this operation is cancelled."""
+    """Answer the broker's checks with the decisions of `functions`, which `run` executes, until cancelled."""
     told = ""
     while True:
         try:
@@ -93,7 +93,7 @@ def _answer_check(link: ClientConnection, run: Executor, functions: Sequence[Che
 
 
 def _decide(functions: Sequence[Check], asked: InDoubt) -> str | None:
-    """Return the decision of the first function that returns one. A function that raises decides nothing."""
+    """Return the first function's decision that is "commit" or "rollback", or None. Errors of functions are logged."""
     for function in list(functions):
         try:
             decision = function(asked)

@@ -1,7 +1,7 @@
-"""Requests of one transaction: a single TRANSACT, or begin, prepare, commit and roll back.
+"""The requests of one transaction: a single TRANSACT, or begin, prepare, commit and roll back.
 
-The broker recognises a repeated request. So a request can be sent again over a new connection, and also when the user
-repeats a step whose reply was lost.
+The broker recognises a repeated request and executes it once. So a request can be sent again over a new connection, and
+also when the user repeats a step whose reply was lost.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from tfmq.protocol import commands
 log = logging.getLogger("tfmq.transaction")
 
 BACKGROUND_ROLLBACK_SECONDS: Final = 30.0
-"""How long a background rollback is retried. After that the transaction's timeout ends it at the broker."""
+"""How long a background rollback is retried. If it fails, the broker rolls back the transaction at its timeout."""
 SEQUENCES_TRIED: Final = 4
-"""How many producer ids are tried for one TRANSACT request. Another is tried only if it was certainly not executed.
+"""How many producer ids are tried for a TRANSACT request. Another id is tried only if the request was not executed.
 
 The broker may have forgotten the first id because the id was idle, and a further id because of a power loss.
 """
 
 
 class TransactionServices(Protocol):
-    """The part of the producer's transaction manager that requests use."""
+    """The attributes and methods of `ProducerTransactions` that `TransactionRequests` uses."""
 
     link: ClientConnection
     seconds: float
-    """How long a step waits for its reply."""
+    """How long a step (prepare, commit, rollback) waits for its reply."""
     sequences: ProducerSequencePool
 
     def start_task(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task: ...
@@ -65,7 +65,7 @@ class TransactionRequests:
 
     def __init__(self, home: TransactionServices, gathering: TransactionAccumulator, beginning: BeginFields) -> None:
         self.prepared = False
-        """Whether the broker has confirmed the prepare, which included the consumer offsets."""
+        """Whether the broker has confirmed the prepare. The commit then must not send the consumer offsets again."""
         self.maybe_executed = False
         self.pipeline: Pipeline | None = None
         self.offsets: dict[str, commands.TransactionOffsets] = {}
@@ -85,7 +85,7 @@ class TransactionRequests:
         self._sent_batches: list[TransactionBatch] = []
         self._task: Task | None = None
         self._unresolved: set[type] = set()
-        """The request types that were sent and whose outcome is unknown."""
+        """The types of requests that were sent, and of which it is unknown whether the broker has executed them."""
         self._prepare_sent = False
         self._began_here = True
 
@@ -99,7 +99,7 @@ class TransactionRequests:
 
     @property
     def begun(self) -> bool:
-        """Whether the transaction was begun at the broker, or a begin is in progress."""
+        """Whether the transaction was begun at the broker, or its begin is in progress."""
         return self.pipeline is not None or self.epoch > 0
 
     @property
@@ -115,7 +115,7 @@ class TransactionRequests:
         self._found_xid, self._found_epoch, self.prepared, self._began_here = xid, epoch, prepared, False
 
     def begin_and_send_full(self) -> Pipeline:
-        """Begin the transaction at the broker if necessary, and send the full batches."""
+        """Begin the transaction at the broker unless this was done before, and send the full batches. Does not wait."""
         pipeline = self.pipeline
         if pipeline is None:
             home = self._manager
@@ -131,10 +131,10 @@ class TransactionRequests:
             _raise_if_failed(pipeline.failure)
             yield Wait((pipeline.changed_event(),))
 
-    # Steps: each returns the state after it
+    # Steps. Each returns the transaction's state after the step.
 
     def prepare(self, ttl_ms: int | None) -> Operation[str]:
-        """Prepare. `ttl_ms`: how long the transaction may stay prepared (None: the broker's default)."""
+        """Prepare the transaction. `ttl_ms`: how long it may stay prepared (None: the broker's default)."""
         if not self.begun and self.is_empty:
             return READ_ONLY
         yield from self._send_all()
@@ -148,20 +148,20 @@ class TransactionRequests:
     def commit(self) -> Operation[str]:
         if not self.begun:
             if self._sent_batches:
-                return APPLYING  # Committed before by one request, whose reply said so. No later state is reported.
+                return APPLYING  # An earlier request has committed and replied this state. No later state is requested.
             if self.is_empty:
                 return READ_ONLY
             if self.one_request_sent or self._manager.fits_one_request(self._accumulator):
                 return (yield from self._commit_in_one_request())
         if self._prepare_sent and not self.prepared:
-            yield from self.prepare(None)  # The reply to the prepare request was lost.
+            yield from self.prepare(None)  # The reply to the prepare request was lost, so send the request again.
         elif not self.prepared:
             yield from self._send_all()
         self.maybe_executed = True
         offsets = [] if self.prepared else list(self.offsets.values())
         request = commands.CommitTransaction(self.xid, self.epoch, not self.prepared, False, offsets)
         call = yield from self._send_request(request)
-        # If the transaction was prepared, this is not certain, because another client may have committed it.
+        # Without a prepare no other client can have committed the transaction: `UnknownTransaction` means a rollback.
         never_began = self._began_here and not self.prepared and call.send_count == 1
         if isinstance(call.error, UnknownTransaction) and never_began:
             raise TransactionRolledBack(
@@ -172,7 +172,7 @@ class TransactionRequests:
         return str(reply.state)
 
     def roll_back(self, seconds: float | None) -> Operation[str]:
-        """Roll back. `seconds`: timeout; None: as of other steps. Raises `TransactionState` if a commit is in doubt."""
+        """Roll back within `seconds` (None: the usual timeout). Raises `TransactionState` if a commit is in doubt."""
         if self.one_request_sent:
             raise TransactionState(
                 "Whether the transaction was committed is not known, so it cannot be rolled back: call commit() again,"
@@ -191,7 +191,7 @@ class TransactionRequests:
         return str(call.result().state)
 
     def _halt_sending(self, pipeline: Pipeline, until: float) -> Operation[bool]:
-        """Stop sending. Return whether the broker has begun the transaction, so that it must be rolled back there."""
+        """Wait for a begin in progress, then stop sending. Return whether the broker has begun the transaction."""
         while not pipeline.begun and pipeline.failure is None:
             remaining = until - self._link.now()
             if remaining <= 0:
@@ -201,7 +201,7 @@ class TransactionRequests:
         return pipeline.begun
 
     def _ends_by_itself(self, error: TfmqError) -> bool:
-        """Return whether the transaction is certain to be rolled back, although its rollback failed with `error`."""
+        """Return whether the transaction certainly ends with a rollback, although its rollback failed with `error`."""
         if self.prepared or not self._began_here:
             return False
         if isinstance(error, TransactionRolledBack):
@@ -216,7 +216,7 @@ class TransactionRequests:
     # Parts of steps
 
     def _send_request(self, request: Any, *bodies: Buffer, until: float | None = None) -> Operation[PendingRequest]:
-        """Send the request of a step. Its type stays in `_unresolved` until the broker has reported the outcome."""
+        """Send a step's request. Its type stays in `_unresolved` until the broker has reported the step's outcome."""
         kind, until = type(request), self._link.now() + self._manager.seconds if until is None else until
         doubtful = kind in self._unresolved
         self._unresolved.add(kind)
@@ -233,9 +233,9 @@ class TransactionRequests:
             log.warning(lost, dropped, self.xid)
 
     def _send_all(self) -> Operation[None]:
-        """Send all batches, and wait until the broker has acknowledged them. Raises the error that prevents this."""
+        """Send all batches, and wait until the broker has acknowledged them. Raises the error if sending fails."""
         if self._accumulator.is_empty and self.pipeline is None and self.epoch:
-            return  # A resumed transaction without new messages.
+            return  # The transaction was resumed here, and has no new messages.
         pipeline = self.begin_and_send_full()
         pipeline.push(self._accumulator.drain_all())
         while pipeline.failure is None and (pipeline.unacked_bytes or not pipeline.begun):
@@ -273,9 +273,9 @@ class TransactionRequests:
     def _sequence_for(
         self, batches: Sequence[TransactionBatch], until: float, fresh: bool
     ) -> Operation[ProducerSequence]:
-        """Return the producer id of the earlier TRANSACT request if there was one, else another from the pool.
+        """Return the producer id of the earlier TRANSACT request if there was one, or else an id from the pool.
 
-        `fresh`: take a newly leased id instead of one from the pool.
+        `fresh`: take a newly leased id instead of an id from the pool.
         """
         stream = self._sequence
         if stream is None:
@@ -301,7 +301,7 @@ class TransactionRequests:
         request = commands.Transact(stream.producer_id, stream.number, rows, list(self.offsets.values()))
         return self._send_request(request, *bodies, until=until)
 
-    # End
+    # End of the transaction
 
     def stop_sending(self) -> None:
         if self._task is not None:
@@ -328,7 +328,7 @@ class TransactionRequests:
         return sum([each.count for each in framed]), len(framed), sum([each.size_bytes for each in framed])
 
     def batches(self) -> Iterator[TransactionBatch | None]:
-        """Yield all batches in order, sent or not; None for a batch that was freed because no handle refers to it."""
+        """Yield all sent or queued batches in order; None for a batch that is freed, as no handle refers to it."""
         yield from self._sent_batches
         if self.pipeline is not None:
             yield from (held() for held in self.pipeline.journalled_batches)
@@ -339,7 +339,7 @@ def _sequence_rejected(call: PendingRequest) -> bool:
     """Return whether the broker rejected the producer sequence and has certainly not executed the request.
 
     The broker raises `SequenceGap` only after its check for duplicates, so no earlier attempt was executed either. The
-    other errors prove this only if the request was sent once.
+    other `SEQUENCE_ERRORS` prove this only if the request was sent once.
     """
     return isinstance(call.error, SequenceGap) or (isinstance(call.error, SEQUENCE_ERRORS) and call.send_count == 1)
 

@@ -1,4 +1,4 @@
-"""Commit groups (prepared transactions that are committed together, by sequence): one writer's part, and the commit."""
+"""Commit groups (transactions that are committed together, by sequence): one writer's transactions, and the commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfmq.errors import TfmqError, TimedOut
 from tfmq.protocol import commands
 
 DROP_TIMEOUT_SECONDS: Final = 5.0
-"""How long a failed writer tries to roll back its member transactions. Later, each is rolled back by its timeout."""
+"""How long a failed writer tries to roll back its transactions. Any others are rolled back by their own timeouts."""
 
 
 class EncodedBlocks(Protocol):
@@ -28,7 +28,7 @@ class EncodedBlocks(Protocol):
 
 
 EncodeRecords = Callable[[int, int], EncodedBlocks]
-"""(producer id, sequence of the first record) -> the encoded records. Must return the same bytes at each call."""
+"""A function (producer id, first sequence) that encodes records. The same arguments must give the same bytes."""
 
 
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
@@ -57,20 +57,20 @@ class MemberBatch:
 
 
 StartTask = Callable[[Operation[Any], Callable[[Exception], None]], Task]
-"""Runs an operation in the background: `BackgroundTasks.start`."""
+"""Starts an operation in the background, as `BackgroundTasks.start` does."""
 CallLater = Callable[[float, Callable[[], None]], Any]
-"""Calls a function after some seconds, under the driver's lock. The result has `cancel()`."""
+"""(seconds, function): calls the function after these seconds, under the driver's lock. The result has `cancel()`."""
 
 
 class CommitGroupWriter:
-    """Sends one writer's part of a sequence of a commit group, in member transactions.
+    """Sends one writer's messages for a sequence of a commit group, in one or more transactions, the *members*.
 
-    Before a member exceeds the broker's limits of size or age, the writer prepares it and begins the next one. A member
-    that is not prepared ends with its connection, so a writer that dies leaves no open member. `seconds`: timeout of a
-    request. `ttl_ms`: how long a member may stay prepared (None: the broker's default). `already_committed`: whether
+    Before a member exceeds the broker's limits of size or age, the writer prepares it and begins the next member. A
+    member that is not prepared ends with its connection, so a dead writer leaves no open member. `seconds`: timeout of
+    a request. `ttl_ms`: how long a member may stay prepared (None: the broker's default). `already_committed`: whether
     the sequence was committed before, so that nothing is sent.
 
-    The methods are operations; only one may run at a time. If a method has raised, this writer's part cannot be
+    The methods are operations; only one may run at a time. If a method has raised, this writer's messages cannot be
     committed any more, and only `drop` may be called.
     """
 
@@ -88,7 +88,7 @@ class CommitGroupWriter:
         self.prepared: list[commands.TransactionName] = []
         self.already_committed = False
         self.sent_bytes = self.sent_messages = 0
-        """Bytes and number of messages in the prepared members."""
+        """The total size and number of the messages in the prepared members."""
         self._link, self._sequences, self._member = link, streams, member
         self._seconds, self._ttl_ms = seconds, ttl_ms
         self._start_task, self._call_later = start, later
@@ -98,16 +98,16 @@ class CommitGroupWriter:
         self._bytes = 0
         self._age_timer: Any = None
         self._preparing_event: Event | None = None
-        """Set when the prepare of a member that became too old has ended. None while there is no such prepare."""
+        """While a member is prepared because of its age, the event that is set when the prepare ends; else None."""
         self._failure: TfmqError | None = None
 
     # Operations
 
     def send(self, batch: MemberBatch) -> Operation[bool]:
-        """Queue `batch`, and wait while too many bytes are not acknowledged.
+        """Queue `batch`, and wait while too many queued bytes are not acknowledged.
 
         Return False if the sequence is already committed. Raises the broker's error or `ConnectionFailed`; then no
-        message of this writer's part will be visible.
+        message of this writer will be visible.
         """
         yield from self._wait_until_idle()
         if self.already_committed:
@@ -132,7 +132,7 @@ class CommitGroupWriter:
         return self.prepared
 
     def drop(self, seconds: float = DROP_TIMEOUT_SECONDS) -> Operation[None]:
-        """Roll back all members within `seconds`. A member for which this fails ends with its connection or timeout."""
+        """Roll back all members within `seconds`. A member whose rollback fails ends with its connection or timeout."""
         until = self._link.now() + seconds
         names, pipeline = list(self.prepared), self._pipeline
         if pipeline is not None and pipeline.begun:
@@ -158,7 +158,7 @@ class CommitGroupWriter:
         return pipeline
 
     def _is_already_committed(self, pipeline: Pipeline) -> bool:
-        """Return whether the sequence is already committed. Raises the error of the member."""
+        """Return whether the sequence is already committed. Raises the error of sending if that has failed."""
         if pipeline.failure is not None:
             raise pipeline.failure
         if pipeline.already_committed and not self.already_committed:
@@ -191,7 +191,7 @@ class CommitGroupWriter:
             self._pipeline.stop()
             self._pipeline = None
 
-    # Age: the source of the records may take longer than a transaction may be open
+    # Age of a member: the source of the records may pause for longer than a transaction may be open
 
     def _member_too_old(self) -> None:
         if self._pipeline is not None and self._preparing_event is None:
@@ -224,21 +224,21 @@ def commit_sequence(
 ) -> Operation[commands.CommitGroupReply]:
     """Commit the sequence. The request is repeated until the reply arrives, because a large commit takes long.
 
-    `seconds`: how long the broker may be unreachable or silent. If the sequence was committed before, the first reply
-    is returned again. Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`, and other errors of the broker.
+    `seconds`: how long the broker may be unreachable or silent. If the sequence was committed before, the reply of that
+    commit is returned. Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`, and other errors of the broker.
     """
     reply: commands.CommitGroupReply = yield from _request_until_answered(link, message, seconds)
     return reply
 
 
 def abort_sequence(link: ClientConnection, group: str, sequence: int, run: str, seconds: float) -> Operation[str]:
-    """Let the broker reject `run` from now on. Return "aborted"; "committed" if the sequence was committed before."""
+    """Let the broker reject `run` from now on. Return "committed" if it had committed the sequence, or "aborted"."""
     reply = yield from _request_until_answered(link, commands.AbortCommitGroup(group, sequence, run), seconds)
     return str(reply.state)
 
 
 def forget_group(link: ClientConnection, group: str, seconds: float) -> Operation[bool]:
-    """Delete the record of the group's last committed sequence. Return False if there was none."""
+    """Let the broker forget the group's last committed sequence. Return False if the group had none."""
     reply = yield from _request_until_answered(link, commands.ForgetCommitGroup(group), seconds)
     return bool(reply.forgotten)
 

@@ -1,7 +1,7 @@
 """Sending of a transaction: batches, accumulator, pipeline, and producer sequences.
 
 The messages of a batch are delivered by the commit, but the client frees the batch's records as soon as the broker has
-acknowledged them. The rest of a batch takes a few KiB, and is freed too if no delivery handle refers to the batch. So a
+acknowledged them. The batch object itself takes a few KiB, and is freed if no delivery handle refers to it. So a
 transaction may be larger than memory.
 """
 
@@ -50,14 +50,14 @@ from tfmq.protocol.commands import ACKS_WRITTEN, BeginTransaction, BeginTransact
 
 
 class TransactionDeliveryOwner(DeliveryOwner, Protocol):
-    """The part of a transaction that its delivery handles use."""
+    """The methods of a transaction that its delivery handles use."""
 
     def retain(self, batch: TransactionBatch) -> None:
         """Keep `batch` alive until its callbacks have run, also if the user has dropped all handles on it."""
 
 
 class TransactionBatch(Batch):
-    """Messages of one transaction for one partition. `incarnation`: that of the topic. Delays start at the commit."""
+    """Messages of one transaction for one partition. `incarnation` is the topic's. Delays start at the commit."""
 
     __slots__ = ("first_block_count", "incarnation")
 
@@ -88,7 +88,7 @@ class TransactionBatch(Batch):
         self.due_times = None
 
     def offset_of(self, index: int) -> int | None:
-        """Return the offset of message `index`; None if the commit did not return it, as after the first block."""
+        """Return the offset of message `index`; None if unknown: a commit returns offsets only for the first block."""
         return super().offset_of(index) if index < self.first_block_count else None
 
     def add_user_callback(self, callback: Callable[[Batch], object]) -> None:
@@ -98,24 +98,24 @@ class TransactionBatch(Batch):
 
 
 BATCH_BYTES: Final = 256 << 10
-"""Batch size, the same as outside of transactions. Larger batches do not increase the throughput."""
+"""Size of a batch, the same as by default outside of transactions. Larger batches do not increase the throughput."""
 CHECK_INTERVAL_BYTES: Final = 64 << 10
-"""The size of a transaction is computed each time it may have grown by this number of bytes, not at every message."""
+"""A transaction's size is computed only after it may have grown by this number of bytes, not at every message."""
 DELAY_START: Final = 0.0
-"""Start time recorded for all delays: it is not used, because delays in a transaction start at its commit."""
+"""Start time recorded for all delays. It has no effect, because delays in a transaction start at its commit."""
 
 
 class TransactionAccumulator:
     """The unsent messages of one transaction: an open batch per partition, and full batches.
 
-    Order is kept per partition. At the first message to a topic its metadata is fixed for the transaction: if the topic
-    is deleted and re-created before the commit, the broker rejects the transaction, instead of storing messages partly
-    in the old topic and partly in the new one. Used under the driver's lock.
+    Order is kept per partition. The transaction uses the metadata that a topic had at its first message. If the topic
+    is deleted and re-created before the commit, the broker therefore rejects the transaction, instead of storing some
+    messages in the old topic and some in the new topic. Used under the driver's lock.
     """
 
     def __init__(self, owner: TransactionDeliveryOwner, accumulator: RecordAccumulator) -> None:
         self.shared_batches: dict[str, TransactionBatch] = {}
-        """By topic, the open batch that takes any message without a key; `send` appends to it by a shorter path."""
+        """By topic name: the open batch to which `send` appends messages without a key directly."""
         self._owner = owner
         self._accumulator = accumulator
         self._topics: dict[str, Topic] = {}
@@ -175,7 +175,7 @@ class TransactionAccumulator:
         return batch, first
 
     def exceeds(self, limit_bytes: int) -> bool:
-        """Return whether more than `limit_bytes` are unsent; noticed up to `CHECK_INTERVAL_BYTES` too late."""
+        """Return whether more than `limit_bytes` are unsent. May return True up to `CHECK_INTERVAL_BYTES` too late."""
         if self._bytes_max <= max(limit_bytes, self._check_at_bytes):
             return False
         size = self.size_bytes()
@@ -203,7 +203,7 @@ class TransactionAccumulator:
         return self.drain_full()
 
     def requeue(self, batches: list[TransactionBatch]) -> None:
-        """Put batches from `drain_all` that were not sent back, ahead of all other batches."""
+        """Queue `batches` that `drain_all` has returned and that were not sent, ahead of all other batches."""
         self._full[:0] = batches
         self._full_bytes += sum(batch.size_bytes for batch in batches)
         self._bytes_max += sum(batch.size_bytes for batch in batches)
@@ -228,7 +228,7 @@ class TransactionAccumulator:
         if free:
             shared[topic] = batch
             if not delayed:
-                # The shorter path of `send` does not count the bytes that it appends, so count the most that may come.
+                # `send` appends to the shared batch without counting bytes here, so count all that the batch can take.
                 self._bytes_max += batch.room_bytes
         return batch
 
@@ -237,7 +237,7 @@ class TransactionAccumulator:
         entry = sender.topic_entry(name)
         assert entry.metadata is not None, "asked for before"
         if sender.metadata.is_stale(name):
-            sender.request_metadata(entry)  # For later transactions: this one does not use new partitions.
+            sender.request_metadata(entry)  # For later transactions, because this transaction uses the old metadata.
         self._topics[name] = entry.metadata
         return entry.metadata
 
@@ -256,7 +256,7 @@ class TransactionAccumulator:
 BUFFER_BYTES: Final = 12 << 20
 """Maximum bytes of one transaction that are queued or in flight: 1.5 times the in-flight limit."""
 SEQUENCE_ERRORS: Final = (SequenceGap, UnknownProducer, StaleProducer)
-"""The broker does not know the producer id, or expects another sequence: the transaction takes a new producer id."""
+"""After these errors the transaction takes a new producer id: the broker forgot the id, or expects another sequence."""
 
 
 class BeginFields(NamedTuple):
@@ -273,12 +273,12 @@ class BeginFields(NamedTuple):
 
 
 class Pipeline:
-    """Begins a transaction that exceeds one request or has a name, and sends its batches while it grows.
+    """Begins a transaction that is too large for one request or has a name, and sends its batches while it grows.
 
     If the broker is busy, rejected batches are sent again later, with the same sequences. The broker accepts the
     batches of one producer id only in order, so after a rejected batch it rejects all following batches. Memory is
-    bounded: callers wait while `BUFFER_BYTES` are queued or in flight. `run` is a background task under the driver's
-    lock; all its requests are background requests. After `failure` the transaction can only be rolled back.
+    bounded, because callers wait while `BUFFER_BYTES` are queued or in flight. The owner starts the operation `run` as
+    a background task. Once `failure` is set, the transaction can only be rolled back.
     """
 
     def __init__(
@@ -292,14 +292,14 @@ class Pipeline:
         self.begin_fields = beginning
         self.xid = beginning.xid
         self.epoch = epoch
-        """The transaction's number: from the broker's reply, or given if another client began it; 0: not begun."""
+        """The transaction's number; 0 until it is begun. Given by the caller if another client has begun it."""
         self.failure: TfmqError | None = None
         self.already_committed = False
-        """Whether the commit group has committed the member's sequence before; then no transaction is begun."""
+        """Whether the commit group has committed this member's sequence before. Then no transaction is begun."""
         self.unacked_bytes = 0
         """Bytes of batches that are queued or in flight."""
         self.batch_count = self.message_count = self.sent_bytes = 0
-        """Numbers of batches, messages and bytes that the broker has acknowledged."""
+        """How many batches, messages and bytes the broker has acknowledged."""
         self.journalled_batches: list[weakref.ref[TransactionBatch]] = []
         """The acknowledged batches, in order. The references are weak, so a batch without delivery handles is freed."""
         self._link = link
@@ -341,7 +341,7 @@ class Pipeline:
         return [*(batch for batch, _ in self._in_flight), *self._queue]
 
     def stop(self) -> None:
-        """Stop after the end of the transaction. Its producer id returns to the pool if nothing failed or is open."""
+        """Stop after the transaction's end. Release its producer id unless a batch has failed or is in flight."""
         stream, self._sequence = self._sequence, None
         if stream is not None and not self._in_flight and self.failure is None:
             self._sequences.release(stream)
@@ -361,7 +361,7 @@ class Pipeline:
             while not self.already_committed:
                 self._send()
                 if self._queue and not self._in_flight:
-                    yield from self._change_sequence()  # The producer id has too few sequences left for the batch.
+                    yield from self._change_sequence()  # The producer id has not enough sequences left for the batch.
                     continue
                 yield Wait((self._queued_event, self._in_flight[0][1]) if self._in_flight else (self._queued_event,))
                 if self._queued_event.done:
@@ -386,7 +386,7 @@ class Pipeline:
     def _send_begin(self, until: float) -> Operation[BeginTransactionReply]:
         """Send BEGIN_TRANSACTION until it succeeds. Raises the broker's error.
 
-        A transaction without a name ends with its connection, so after a lost connection it is simply begun again.
+        A transaction without a name ends with its connection. So after a lost connection a new transaction is begun.
         """
         named = bool(self.begin_fields.xid)
         strange = False
@@ -419,7 +419,7 @@ class Pipeline:
             assert stream is not None, "begun"
             if batch.producer_id != stream.producer_id:
                 if not stream.has_room_for(batch.count):
-                    return  # The next producer id is taken when all batches in flight are acknowledged.
+                    return  # `run` takes another producer id when all batches in flight are acknowledged.
                 batch.assign_sequence(stream.producer_id, stream.sequence)
                 stream.sequence += batch.count
             self._queue.popleft()
@@ -435,7 +435,7 @@ class Pipeline:
     # Replies
 
     def _process_replies(self) -> Operation[None]:
-        """Process the replies. Send batches again that were rejected with a retriable error; raise other errors."""
+        """Process the replies. Send batches again after `Busy`, or if an unused id is rejected; raise other errors."""
         backoff = Backoff(TRANSACTION_PAUSE_SECONDS, TRANSACTION_PAUSE_SECONDS_MAX)
         self._progress_at = self._link.now()
         while (refusal := self._ack_in_order()) is not None:
@@ -456,7 +456,7 @@ class Pipeline:
                 yield Wait((self._in_flight[0][1],))
 
     def _ack_in_order(self) -> TfmqError | None:
-        """Process the replies in order, up to the first missing one. Return the error of the first rejected batch."""
+        """Process replies in order, until one is missing or an error. Return this error; None if no reply is one."""
         acked = self.batch_count
         while self._in_flight and self._in_flight[0][1].done:
             batch, call = self._in_flight[0]
@@ -482,7 +482,7 @@ class Pipeline:
         self._sequence_unused = False
 
     def _with_reason(self, error: TfmqError) -> TfmqError:
-        """Return a copy of the error that also says why sending failed, and which messages readers may see."""
+        """Return a copy of the error, whose text also says why sending failed, and whether messages are visible."""
         if not self.begin_fields.xid and self._link.connection_count != self._connection:
             reason = " The connection was lost, and with it the transaction."
         elif isinstance(error, UnknownTransaction | TransactionRolledBack):
@@ -499,12 +499,12 @@ class Pipeline:
 
 
 FREE_SEQUENCES_MAX = 1000
-"""Maximum number of free producer ids in the pool. A new id costs little: leases of 16 share a round trip."""
+"""Maximum number of free producer ids in the pool. A new id costs little, because one request leases 16 ids."""
 
 
 @dataclass(slots=True, eq=False)
 class ProducerSequence:
-    """A producer id for transactions, its next sequence, and the `number` of the last transaction begun under it."""
+    """A producer id for transactions, its next sequence, and `number`, which counts the transactions begun under it."""
 
     producer_id: int
     used_at: float
@@ -516,7 +516,7 @@ class ProducerSequence:
 
 
 class ProducerSequencePool:
-    """The free producer ids, each used by one transaction at a time. The one released last is taken first."""
+    """The producer ids that no transaction uses. `acquire` takes the id that was released last."""
 
     def __init__(self, link: ClientConnection, identities: ProducerIds) -> None:
         self._link = link
@@ -524,14 +524,14 @@ class ProducerSequencePool:
         self._free: list[ProducerSequence] = []
 
     def release(self, stream: ProducerSequence) -> None:
-        """Return a producer id to the pool. Its next sequence must be the one that the broker expects."""
+        """Return a producer id to the pool. Its `sequence` must be the sequence that the broker expects next."""
         stream.used_at = self._link.now()
         if len(self._free) < FREE_SEQUENCES_MAX:
             self._free.append(stream)
 
     def acquire(self, until: float) -> Operation[ProducerSequence]:
         """Return a free producer id, or a new one. Raises `TimedOut`, and the errors of leasing ids."""
-        # The broker forgets idle producer ids.
+        # The broker forgets idle producer ids, so ids that were idle for half of that time are not used any more.
         oldest = self._link.now() - self._link.limits["producer_idle_seconds"] / 2
         while self._free:
             stream = self._free.pop()

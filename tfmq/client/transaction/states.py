@@ -1,4 +1,4 @@
-"""The states of a transaction in the client, and tables of the states in which each step is allowed."""
+"""The states of a transaction in the client, and tables of the states in which each step may be executed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class State(StrEnum):
     """State of a transaction in the client. `Transaction.state` returns its value."""
 
     OPEN = "open"  # accepts messages
-    PREPARING = "preparing"  # a prepare is in progress; "committing" and "rolling_back" correspond
+    PREPARING = "preparing"  # a prepare is in progress
     PREPARED = "prepared"  # kept by the broker until a commit or rollback
     READ_ONLY = "read_only"  # ended, and had no message or offset
-    COMMITTING = "committing"
+    COMMITTING = "committing"  # a commit is in progress
     COMMITTED = "committed"  # ended and visible
     APPLYING = "applying"  # committed; a partition that accepts no writes now gets its messages later
-    ROLLING_BACK = "rolling_back"
+    ROLLING_BACK = "rolling_back"  # a rollback is in progress
     ROLLED_BACK = "rolled_back"  # ended, and none of its messages is stored
     HEURISTIC_COMMITTED = "heuristic_committed"  # ended by an operator
     HEURISTIC_ROLLED_BACK = "heuristic_rolled_back"
@@ -36,7 +36,7 @@ class State(StrEnum):
     ABANDONED = "abandoned"  # belongs to the parent process after a fork
 
     __repr__ = str.__repr__
-    """As for text, because steps return a state to users as text."""
+    """The `repr` of plain text, because steps return states to users as text."""
 
 
 # Names for the members, because on Python 3.11 access to a member through its class is a call.
@@ -51,7 +51,7 @@ FAILED: Final = frozenset((ROLLED_BACK, HEURISTIC_ROLLED_BACK))
 FINISHED: Final = SUCCEEDED | FAILED
 
 GO, DONE = "go", "done"
-"""Results of `check_step`: GO: execute the step. DONE: the step was executed before, so only return the state."""
+"""Results of `check_step`. GO: execute the step. DONE: the step was executed before, so only return the state."""
 
 EXECUTED_IN: Final[dict[str, tuple[str, ...]]] = {
     SEND: (OPEN,),
@@ -65,7 +65,7 @@ DONE_IN: Final[dict[str, tuple[str, ...]]] = {
     COMMIT: (READ_ONLY, COMMITTED),
     ROLLBACK: (READ_ONLY, ROLLED_BACK),
 }
-"""The states in which a step was executed before. In states of neither `EXECUTED_IN` nor `DONE_IN` it is refused."""
+"""The states in which a step was executed before. In states that are not here or in `EXECUTED_IN` it is rejected."""
 
 _ENDED_OTHERWISE: Final[dict[tuple[str, str], type[TfmqError]]] = {
     (COMMIT, ROLLED_BACK): TransactionRolledBack,
@@ -97,7 +97,7 @@ def check_step(step: str, state: str, reason: str = "") -> str:
 
 
 def state_after_error(step: str, error: TfmqError) -> str | None:
-    """Return the state that follows from the broker's `error` for a step; None: the state is unchanged."""
+    """Return the transaction's state after a step that failed with `error`; None: the state before the step."""
     if isinstance(error, TransactionRolledBack):
         return ROLLED_BACK
     if isinstance(error, TransactionCommitted):
@@ -112,7 +112,7 @@ def state_after_error(step: str, error: TfmqError) -> str | None:
 
 
 def with_advice(error: TfmqError, xid: str | None) -> TfmqError:
-    """Return the error of a step. If its outcome is unknown, the text also says what the caller can do.
+    """Return the error of a step. If the outcome is unknown, its text also says how the caller gets the outcome.
 
     `xid`: the transaction's name if another process can resume it, else None.
     """

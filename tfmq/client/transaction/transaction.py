@@ -1,8 +1,7 @@
 """The transactions of a producer as operations, which the API variants wrap.
 
 A small transaction stays in the client until its commit, and is then sent and committed by one request. A transaction
-that exceeds `ONE_REQUEST_BYTES`, has a name, or is prepared, is begun at the broker and sent while it grows
-(`Pipeline`).
+that exceeds `ONE_REQUEST_BYTES`, has a name or is prepared, is begun at the broker, and a `Pipeline` sends its batches.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ log = logging.getLogger("tfmq.transaction")
 ONE_REQUEST_BYTES: Final = 1 << 20
 """A larger transaction is sent while it grows, so that neither client nor broker has all of it in memory."""
 EXIT_ROLLBACK_SECONDS: Final = 5.0
-"""How long `with` waits for its rollback after an exception. Without a reply, the transaction times out later."""
+"""How long `with` waits for the rollback after an exception. If no reply arrives, the transaction times out later."""
 
 
 class TransactionCore:
@@ -64,12 +63,12 @@ class TransactionCore:
         self.accumulator = TransactionAccumulator(self, self.producer.accumulator)
         self.requests = TransactionRequests(home, self.accumulator, beginning)
         self.shared_batches = self.accumulator.shared_batches
-        """The open batches to which `send` appends plain messages by a shorter path; empty while none may be sent."""
+        """The open batches to which `send` appends plain messages directly; empty while no message may be sent."""
         self.entered = False
         self.suspended = False
-        """Whether the work of an XA branch was ended, so that messages are rejected."""
+        """Whether `end` was called for an XA branch, so that messages are rejected until `start` resumes it."""
         self.keep_open = False
-        """Whether an XA branch stays open although no handle refers to it. It can be found again by its name."""
+        """Whether the transaction stays open although no handle refers to it: an XA branch is found by its name."""
         self._reason = ""
         self._counted = False
         self._step_done = Event()
@@ -81,7 +80,7 @@ class TransactionCore:
         return self.requests.xid or None
 
     def enter(self) -> None:
-        """Mark the start of a `with` block. Raises `NotAllowed` at the second block."""
+        """Note that a `with` block has begun. Raises `NotAllowed` for a second `with` block of the transaction."""
         if self.entered:
             raise NotAllowed("This transaction is in a `with` already: begin another one for each.")
         self.entered = True
@@ -93,7 +92,7 @@ class TransactionCore:
         return self.accumulator.is_known(topic) and (pipeline is None or pipeline.has_room)
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Append one message. Raises the error of sending if that has failed; then only a rollback is possible."""
+        """Append one message. Raises the error of an earlier send if that failed: then only a rollback is possible."""
         self._check_open()
         delivery = self.accumulator.append(topic, message, payload)
         self._send_full_batches()
@@ -147,7 +146,7 @@ class TransactionCore:
         chunker.adjust_count(sum(sizes) + overhead * len(chunk), BATCH_BYTES)
 
     def _wait_for_room(self) -> Operation[None]:
-        """Wait while too many sent bytes are not acknowledged. Raises as `_check_open` if the pipeline has failed."""
+        """Wait while too many sent bytes are not acknowledged. Raises the pipeline's error if sending has failed."""
         pipeline = self.requests.pipeline
         while pipeline is not None and not pipeline.has_room:
             self._check_open()
@@ -167,7 +166,7 @@ class TransactionCore:
         self.producer.check_open()
 
     def _send_full_batches(self) -> None:
-        """Send the full batches if the transaction is too large for one request."""
+        """Send the full batches if the transaction has become too large for one request, or is begun already."""
         if self.requests.pipeline is not None:
             pipeline = self.requests.begin_and_send_full()
             if self.accumulator.exceeds(ONE_REQUEST_BYTES):
@@ -176,7 +175,7 @@ class TransactionCore:
             self.requests.begin_and_send_full()
 
     def add_offsets(self, handed_out: TransactionPositions) -> None:
-        """Let the transaction commit the offsets `handed_out`, in place of earlier offsets of the same group."""
+        """Add consumer offsets to the transaction, in place of offsets of the same group that were added before."""
         states.check_step(states.SEND, self.state, self._reason)
         row = handed_out.row
         if row.offsets:
@@ -184,7 +183,7 @@ class TransactionCore:
             self.requests.offsets[row.group] = row
 
     def notify_consumers(self) -> None:
-        """Tell the consumers whose offsets are in the transaction how the transaction ended, once it has ended.
+        """If the transaction has ended, notify the consumers whose offsets are in it of the commit or rollback.
 
         Call this without the driver's lock, because the consumers have locks of their own.
         """
@@ -199,7 +198,7 @@ class TransactionCore:
     # Steps
 
     def begin(self) -> Operation[None]:
-        """Begin the transaction at the broker now. Raises `TransactionExists` and other errors of the broker."""
+        """Begin the transaction at the broker now. Raises `TransactionExists`, or another error of the broker."""
         try:
             yield from self.requests.begin()
         except BaseException as error:
@@ -216,13 +215,13 @@ class TransactionCore:
         return self._run_step(states.ROLLBACK, lambda: self.requests.roll_back(seconds))
 
     def _run_step(self, step: str, work: Callable[[], Operation[str]]) -> Operation[str]:
-        """Run a step by `work`, and return the state after it. The text of an error says what the caller can do."""
+        """Run `work`, which executes `step`. Return the state after the step. Errors say what the caller can do."""
         while self.state in states.IN_PROGRESS:
             yield Wait((self._step_done,))
         if states.check_step(step, self.state, self._reason) == states.DONE:
             return self.state
         before, self.state = self.state, states.STEP_STATES[step]
-        self.shared_batches.clear()  # So that the shorter path of `send` does not append during a step.
+        self.shared_batches.clear()  # So that `send` does not append to these batches during a step.
         self._step_done = Event()
         self.requests.maybe_executed = False
         try:
@@ -240,7 +239,7 @@ class TransactionCore:
         return state
 
     def _state_if_not_executed(self, before: str) -> str:
-        """Return the state after a step that was certainly not executed: `before`, or OPEN if nothing was ever sent."""
+        """Return the state after a step that was not executed: `before`, but OPEN if nothing was ever sent."""
         return (
             before
             if before != states.IN_DOUBT or self.requests.begun or self.requests.one_request_sent
@@ -258,10 +257,10 @@ class TransactionCore:
         if isinstance(error, UnknownTopic):
             self.accumulator.invalidate_topics()
 
-    # End
+    # End of the transaction
 
     def exit(self, error: BaseException | None) -> Operation[None]:
-        """End a `with` block: commit, or after `error` roll back; but then a prepared transaction stays prepared."""
+        """End a `with` block: commit, or roll back after `error`. After `error` a prepared one stays prepared."""
         if error is None:
             if self.state not in states.FINISHED and self.state != states.IN_DOUBT:
                 try:
@@ -273,7 +272,7 @@ class TransactionCore:
             try:
                 with suppress(TfmqError):
                     yield from self.roll_back(EXIT_ROLLBACK_SECONDS)
-            finally:  # Even without a reply the transaction is not in doubt: no commit or prepare was requested.
+            finally:  # Even without a reply the transaction is not in doubt, because no commit or prepare was sent.
                 if self.state == states.IN_DOUBT:
                     self.state = states.OPEN
                 self.drop(None)
@@ -285,7 +284,7 @@ class TransactionCore:
             )
 
     def close(self, until: float, why: str) -> Operation[bool]:
-        """Wait until `until` for a step in progress; roll back an open transaction. Return whether it had messages."""
+        """Wait until `until` for a step in progress. Roll back an open transaction; return whether it had messages."""
         link = self.producer.link
         while self.state in states.IN_PROGRESS and link.now() < until:
             yield Wait((self._step_done,), until - link.now())
@@ -300,7 +299,7 @@ class TransactionCore:
         return lost
 
     def drop(self, error: TfmqError | None, why: str = "") -> None:
-        """Roll back without waiting; deliveries fail with `error`. Do nothing if the transaction is not open."""
+        """Roll back without waiting, and fail the deliveries with `error`. Does nothing unless the state is open."""
         if self.state == states.OPEN:
             self.requests.roll_back_in_background()
             self.state, self._reason = states.ROLLED_BACK, why
@@ -350,7 +349,7 @@ class TransactionCore:
         self.producer.owner.schedule_callback(callback)
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
-        """Wait until all batches are done. Raises `TimedOut`; `NotAllowed` if no commit or rollback is in progress."""
+        """Wait until all batches are done. Raises `TimedOut`; `NotAllowed` if no prepare, commit or rollback runs."""
         self.producer.owner.run(self._wait_for_batches(batches, timeout))
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
@@ -373,9 +372,9 @@ class TransactionCore:
 
 
 class TransactionHandle:
-    """The user's handle on a transaction: what all API variants have in common.
+    """The user's handle on a transaction: the base class of the API variants' `Transaction`.
 
-    An open transaction is rolled back when its handle is deleted. A prepared one is not.
+    When the handle is deleted, an open transaction is rolled back, but a prepared transaction stays prepared.
     """
 
     _core: TransactionCore
@@ -424,21 +423,21 @@ RESUMED_STATES: Final = {
     "heuristic_committed": states.HEURISTIC_COMMITTED,
     "heuristic_rolled_back": states.HEURISTIC_ROLLED_BACK,
 }
-"""State of a transaction at the broker -> its state in the client after `resume`."""
+"""For each state of a transaction at the broker: its state in the client after `resume`."""
 
 
 class ProducerTransactions:
-    """All transactions of one producer. Everything but `unreferenced` is used only under the driver's lock."""
+    """All transactions of one producer. Except for `unreferenced`, used only under the driver's lock."""
 
     def __init__(self, producer: ProducerContext, functions: Sequence[Check] = ()) -> None:
         self.producer = producer
         self.link = producer.link
         self.seconds = producer.options.timeout
-        """How long a step waits for its reply."""
+        """How long a step (prepare, commit, rollback) waits for its reply."""
         self.sequences = ProducerSequencePool(self.link, producer.accumulator.producer_ids)
         self.committed = self.rolled_back = 0
         self.unreferenced: deque[TransactionCore] = deque()
-        """Transactions whose handle was deleted. The garbage collector appends to this, in any thread."""
+        """Transactions whose handle was deleted. The garbage collector appends to this queue, in any thread."""
         self._open: dict[TransactionCore, None] = {}
         self._tasks: BackgroundTasks | None = None
         self._check_functions = list(functions)
@@ -448,7 +447,7 @@ class ProducerTransactions:
         return len(self._open)
 
     def begin(self, xid: str | None = None, timeout: float | None = None) -> TransactionCore:
-        """Create a transaction. Nothing is sent before its first request. Raises `BadRequest`, `Closed`."""
+        """Create a transaction in the client; its first request is sent later. Raises `BadRequest`, `Closed`."""
         self.producer.check_open()
         self.roll_back_unreferenced()
         if self._check_functions and not self._answers_checks:
@@ -460,7 +459,7 @@ class ProducerTransactions:
         return made
 
     def resume(self, xid: str) -> Operation[TransactionCore]:
-        """Return a transaction that the broker has, or whose outcome it remembers. Raises `UnknownTransaction`."""
+        """Return the transaction `xid` in the state that the broker reports. Raises `UnknownTransaction`."""
         self.producer.check_open()
         found = (yield from self.send_request(DescribeTransaction(check_xid(xid)))).description
         state = RESUMED_STATES.get(str(found.get("state")))
@@ -475,7 +474,7 @@ class ProducerTransactions:
         return made
 
     def add_check(self, function: Check) -> None:
-        """Register `function`, which tells how a prepared transaction of the producer group ended.
+        """Register `function`, by which the client answers when the broker asks how a transaction of the group ended.
 
         Raises `BadRequest` for a producer without a group.
         """
