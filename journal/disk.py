@@ -75,7 +75,7 @@ class Disk(Protocol):
     def open_anchor(self, path: str) -> File:
         """Open a handle, called the anchor, on the file system of the folder `path`, for `sync_file_system`.
 
-        Open the anchor before the first write and keep it open: only errors that occur while it is open are reported.
+        Open the anchor before the first write and keep it open: errors that occur before it is open are not reported.
         """
 
     def sync_file_system(self, anchor: File) -> None:
@@ -320,13 +320,13 @@ class File(Protocol):
         """Read `size` bytes from `position`; fewer only at the end of the file."""
 
     def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:
-        """Read from `position` on into `buffer`. Return the number of bytes: less than fit only at the file's end."""
+        """Fill `buffer` with the bytes from `position` on. Return how many were read: fewer only at the file's end."""
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
-        """Read as `pread` does, but return None if the read would wait for the disk or the system cannot check that."""
+        """Read as `pread` does, but only cached bytes. Return None if bytes are not cached, or if that is not known."""
 
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
-        """Write at most `BUFFERS_MAX` buffers. Return the number of bytes written, which may be less than all."""
+        """Write `buffers` (at most BUFFERS_MAX) at `position`. Return how many bytes were written, maybe not all."""
 
     def force(self) -> None:
         """Fsync: every byte written before the call, and the file size, are durable on return.
@@ -427,14 +427,15 @@ class RealFile:
 
 
 def write_all(file: File, buffers: Sequence[Bytes], position: int) -> int:
-    """Write all bytes of `buffers` from `position` on, also after short writes. Return the number of bytes.
+    """Write all bytes of `buffers` from `position` on, in several calls if necessary. Return the number of bytes.
 
     If this raises `Full` or `OSError`, the file may contain some of the bytes: none, all, or only the first ones.
     """
     total = sum(map(len, buffers))
     if len(buffers) <= BUFFERS_MAX and file.pwritev(buffers, position) == total:
         return total
-    # After a short write, which is rare, all buffers are written again from `position`. That is the simplest code.
+    # More than BUFFERS_MAX buffers need several calls. After a short write, which is rare, all buffers are written
+    # again from `position`, because that is the simplest code.
     rest = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
     done = 0
     while done < total:
@@ -447,7 +448,7 @@ def write_all(file: File, buffers: Sequence[Bytes], position: int) -> int:
 
 
 def create_anew(disk: Disk, path: str) -> File:
-    """Create an empty file. If an interrupted change left a file at `path`, that is removed. Raises Full, OSError."""
+    """Remove the file that an interrupted change may have left at `path`; create an empty one. Raises Full, OSError."""
     if disk.exists(path):
         disk.unlink(path)
     return disk.create(path)
@@ -488,7 +489,7 @@ def with_path(error: OSError, path: str) -> OSError:
 
 
 def _drop_written(rest: list[memoryview], count: int) -> None:
-    """Remove `count` bytes, which have been written, from `rest`: the buffers still to be written, in reverse order."""
+    """Remove the `count` bytes just written from `rest`, the list of the buffers to write in reverse order."""
     while count:
         last = rest.pop()
         if len(last) > count:
@@ -504,8 +505,8 @@ class ClosableFile(Protocol):
 class FileReferences:
     """Closes files that their owner no longer needs, but not while a thread has a reference. Thread-safe.
 
-    A reference protects all files of the owner. A thread acquires it before it reads the owner's list of files. The
-    owner removes a file from that list before it passes the file to `retire`.
+    A reference protects all files of the owner. Each thread acquires a reference before it reads the owner's list of
+    files. The owner removes a file from that list before it passes the file to `retire`.
     """
 
     def __init__(self) -> None:

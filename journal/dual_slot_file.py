@@ -1,8 +1,8 @@
 """A small file with two slots. A slot has a payload, a checksum and a sequence, which counts the writes.
 
 A read returns the payload of the valid slot with the higher sequence. A torn write damages only the slot that is
-written. A write never overwrites the last durable payload until a newer payload is durable, even after many writes
-without an fsync. docs/formats/mark.md has the format.
+written. Only after an fsync does the next write use the other slot: so writes without an fsync never overwrite the last
+durable payload. docs/formats/mark.md has the format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class DualSlotFile:
-    """The file with two slots at `path`, which the first `write` creates. Not thread-safe."""
+    """The file with two slots at `path`. The first `write` creates the file. Not thread-safe."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self.path = path
@@ -35,10 +35,10 @@ class DualSlotFile:
         self._sequence: int | None = None
         self._next_slot = 1
         self._was_fsynced = False
-        """False until the first write, which first fsyncs the file: bytes of an earlier process may not be durable."""
+        """False until the first write. It fsyncs the file before it writes: old bytes may not be durable yet."""
 
     def read(self) -> tuple[int, bytes] | None:
-        """(sequence, payload) of the newest valid slot; None if there is no data. Raises Corrupt if none is valid."""
+        """(sequence, payload) of the newest valid slot; None if both are empty. Raises Corrupt if none is valid."""
         data = self._read_slots()
         found = [(*slot, number) for number in (0, 1) if (slot := self._decode(data, number)) is not None]
         if found:
@@ -51,7 +51,7 @@ class DualSlotFile:
         return None
 
     def damaged_slots(self) -> list[tuple[int, int]]:
-        """(first, next) positions of each invalid slot. If both are invalid, empty ones are omitted. Raises OSError."""
+        """(first, next) positions of invalid slots. If both are invalid, an empty one is omitted. Raises OSError."""
         data, size = self._read_slots(), SLOT_SIZE
         bad = [n for n in (0, 1) if self._decode(data, n) is None]
         if len(bad) > 1:

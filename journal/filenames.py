@@ -31,7 +31,7 @@ NEW_SUFFIX: Final = ".new"
 """Suffix of a snapshot until it is complete and fsynced."""
 
 OFFSET_DIGITS: Final = 32
-"""Digits of an offset in a file name, zero-padded and enough for any u64: names sort by offset."""
+"""Number of digits, with leading zeros, of an offset in a file name. So names sort by offset, up to the highest u64."""
 
 OFFSET_MAX: Final = (1 << 64) - 1
 """The highest offset. A file with a higher number in its name does not belong to a log."""

@@ -5,7 +5,7 @@ in any thread and afterwards `done(result, error)` in the owner's thread. Only o
 requests that come during a round are served by the next one.
 
 A log is dirty if it may have bytes that are not durable. If one log is dirty, its file is fsynced: by the kernel
-without a worker (`journal.linux_aio`) if the system can do that and it is not slower, else in a worker. If several logs
+without a worker (`journal.linux_aio`) if the system has AIO and AIO is not slower, else in a worker. If several logs
 are dirty, one `syncfs` makes all of them durable. A failed syncfs does not name the files that lost bytes, and the
 system reports the error only once. So after a failed syncfs each file is fsynced by itself, to find these files. A log
 is stopped if the fsync of its own file fails; the other logs continue.
@@ -41,12 +41,13 @@ PAUSE_SECONDS: Final = 60.0
 SMOOTHING: Final = 0.2
 """Weight of the newest measurement in the running mean of the time that an fsync of one file takes."""
 MEDIAN_STEP: Final = 1.15
-"""A measurement changes the running median by this factor: it follows a tenfold change within 17 measurements."""
+"""A measurement changes the running median by this factor: 17 measurements suffice to follow a tenfold change."""
 PROBE_ROUNDS: Final = 128
 """One of this many fsyncs of a single file uses the slower method, to measure its time again. That is too rare to
 affect the 99th percentile of the times."""
 KERNEL_BONUS: Final = 1.2
-"""The kernel method is used even if slower by this factor: it saves the owner a quarter of the CPU time (measured)."""
+"""The kernel method is used if it is slower by at most this factor, because it saves the owner's thread a quarter of
+its CPU time (measured)."""
 
 
 class FsyncTarget(Protocol):
@@ -64,7 +65,7 @@ class FsyncTarget(Protocol):
     def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the end of the fsync of `plan`: advance `forced_offset`, or if there is an `error`, stop the log.
 
-        Returns a function with file work, which the Forcer calls in a worker, or None.
+        Returns a function for file work that is due now, which the Forcer calls in a worker; None if no work is due.
         """
 
 
@@ -113,7 +114,7 @@ class _FsyncMethods:
 
     def __init__(self) -> None:
         self._seconds = {"kernel": 0.0, "worker": 0.0}
-        """Running medians. Each measurement moves a median by one step, so an outlier counts no more than others."""
+        """Running medians. Each measurement moves a median by one step, however far it is from the median."""
         self._round = 0
 
     def record(self, method: Literal["kernel", "worker"], seconds: float) -> None:
@@ -170,7 +171,7 @@ class Forcer:
 
     @property
     def idle(self) -> bool:
-        """True if no fsync is in progress and there are no waiters."""
+        """True if no fsync is in progress, no log is dirty, and there are no waiters."""
         return not self._in_progress and not self._waiting and not self._dirty
 
     def want(self, log: FsyncTarget, offset: int, waiter: Waiter, *, start: bool = True) -> None:
@@ -254,7 +255,7 @@ class Forcer:
         self._run(lambda: self._fsync_all(plans), done)
 
     def _start_in_kernel(self, plan: FsyncPlan) -> bool:
-        """Start an fsync of one file without a worker; False if that is not possible."""
+        """Start an fsync of one file by the kernel, without a worker. Return False if no fsync was started."""
         started_at = self._clock.monotonic()
 
         def on_end(error: Exception | None) -> None:
@@ -395,7 +396,7 @@ class FsyncGate:
         self._in_progress: AioFsync | None = None
 
     def fsync(self, file: FsyncFile, how: Callable[[], None] | None = None) -> None:
-        """Fsync `file`, with `how()` if given, unless it is sealed. Raises OSError: of this or an earlier fsync."""
+        """Fsync `file`, by `how()` if given, unless it is sealed. Raises the OSError of this or an earlier fsync."""
         with self._references, self._lock:
             flight = self._in_progress
             if flight is not None:
@@ -411,7 +412,7 @@ class FsyncGate:
                 raise
 
     def start(self, file: FsyncFile, start: StartFsync, callback: FsyncCallback) -> bool:
-        """Start an fsync without a worker; at its end `callback(error)` is called. False if no fsync was started."""
+        """Start an fsync by `start`; at its end `callback(error)` is called. Return False if no fsync was started."""
         if self._in_progress is not None or not self._lock.acquire(blocking=False):
             return False
         try:

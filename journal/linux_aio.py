@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from journal.disk import File, RealFile
 
 FsyncCallback = Callable[[OSError | None], None]
-"""Called once, in the owner's thread, with the error of the fsync or None."""
+"""Called once, in the thread that owns the queue, with the error of the fsync or None."""
 
 CONCURRENT_MAX: Final = 64
 """Maximum concurrent fsyncs of a queue: each forcer has at most one in progress, and there may be several forcers."""
@@ -66,7 +66,7 @@ class AioFsync:
 
 
 StartFsync = Callable[[File, FsyncCallback], AioFsync | None]
-"""The type of `AioFsyncQueue.start`."""
+"""The type of `AioFsyncQueue.start`, which returns None if it could not start the fsync."""
 
 
 class AioFsyncQueue:
@@ -105,7 +105,7 @@ class AioFsyncQueue:
         return bool(self._in_progress or self._ended)
 
     def start(self, file: File, callback: FsyncCallback) -> AioFsync | None:
-        """Start an fsync of everything written to `file`. Return None, without an fsync, if this is impossible now."""
+        """Start an fsync of everything written to `file`. Return None if the fsync could not be started."""
         if not isinstance(file, RealFile) or len(self._in_progress) >= CONCURRENT_MAX:
             return None
         number = next(self._numbers)
@@ -123,7 +123,7 @@ class AioFsyncQueue:
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def collect(self, seconds: float) -> None:
-        """Get the ended fsyncs from the kernel; if there are none, wait up to `seconds`. Any thread. Raises OSError."""
+        """Get the ended fsyncs from the kernel; wait up to `seconds` for the first. Any thread. Raises OSError."""
         events = ctypes.create_string_buffer(_EVENT.size * CONCURRENT_MAX)
         time = ctypes.create_string_buffer(_TIME.pack(0, int(seconds * 1e9)))
         call = _call_releasing_lock if seconds else _call_holding_lock

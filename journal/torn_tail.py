@@ -12,7 +12,7 @@ from journal.errors import Full
 TORN_SIZE_MAX: Final = 16 << 20
 """Maximum bytes of a truncated tail that are copied: enough for an analysis, without filling the disk."""
 TORN_FILES_MAX: Final = 4
-"""Number of copies of truncated tails that are kept; older ones are removed."""
+"""Number of copies of truncated tails that are kept. Copies with lower offsets are removed."""
 PIECE_BYTES: Final = 1 << 20
 
 
@@ -37,8 +37,8 @@ class RecoveryReport:
 def copy_torn_tail(disk: Disk, folder: str, offset: int, data: bytes, report: RecoveryReport, place: str) -> None:
     """Copy the bytes `data`, which recovery truncates at `offset`, durably to a file that has `offset` in its name.
 
-    If the disk is full, a warning that names `place` is added to `report` instead, so that the start succeeds. Only
-    the TORN_FILES_MAX copies with the highest offsets are kept in the folder, and always the new copy.
+    If the disk is full, a warning that names `place` is added to `report` instead, so that the start succeeds. The
+    folder keeps the new copy and the TORN_FILES_MAX copies with the highest offsets.
     """
     path = filenames.join(folder, filenames.torn_name(offset))
     try:

@@ -1,9 +1,9 @@
 """Arenas of the buffer pool: chunks of memory, and slabs made from their pages, in the sizes of Netty 4's allocator.
 
-A chunk of 16 MiB has 2,048 pages of 8 KiB. A request has one of four kinds. *Tiny* is below 512 bytes, rounded up to a
-multiple of 16; *small* is rounded up to a power of two below a page; a *run* is rounded up to a power of two of pages,
-at most a chunk; *huge* is above a chunk, and is mapped alone and never pooled. A rounded size is below twice the
-request, but at least 16 bytes.
+A chunk of 16 MiB has 2,048 pages of 8 KiB. Requests have four kinds, by size. *Tiny*, below 512 bytes: rounded up to a
+multiple of 16. *Small*, up to half a page: rounded up to a power of two. A *run*, up to a chunk: rounded up to a power
+of two of pages. *Huge*, above a chunk: mapped alone, never pooled. A rounded size is below twice the request, but at
+least 16 bytes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Arena:
             return runs - unused + self.huge_bytes
 
     def chunk_counts(self) -> tuple[int, ...]:
-        """Number of chunks in each usage list, the emptiest list first."""
+        """Number of chunks in each list of `ChunkLists`, the list with the lowest usage first."""
         with self._lock:
             return self._chunks.counts()
 
@@ -177,7 +177,7 @@ TREE_DEPTH = 11
 CHUNK_BYTES = PAGE_BYTES << TREE_DEPTH
 TINY_STEP = 16
 TINY_LIMIT = 512
-"""Below this, rounded sizes are multiples of 16; from this size to a page they are powers of two."""
+"""Below this size, rounded sizes are multiples of 16; from this size to a chunk they are powers of two."""
 
 
 def rounded_size(size: int) -> int:
@@ -190,7 +190,7 @@ def rounded_size(size: int) -> int:
 
 
 def run_depth(size: int) -> int:
-    """Return the level of a chunk's tree whose nodes are runs of `size` bytes (rounded, from a page to a chunk)."""
+    """Return the tree level at which each node is a run of `size` bytes (a rounded size, from a page to a chunk)."""
     return TREE_DEPTH - (size // PAGE_BYTES).bit_length() + 1
 
 
@@ -301,7 +301,8 @@ def run_position(node: int) -> tuple[int, int]:
 
 UNREACHABLE = 1000
 RANGES_PERCENT = ((-UNREACHABLE, 25), (1, 50), (25, 75), (50, 100), (75, 100), (100, UNREACHABLE))
-"""(minimum, limit) of the usage in each list: a chunk moves up at `limit` or more, and down below `minimum`."""
+"""(minimum, limit) of the usage in each list. A chunk moves to the next list at `limit` or more, and to the previous
+list below `minimum`."""
 SEARCH_ORDER = (3, 2, 1, 0, 4)
 """Order in which `allocate` searches the lists, as indices. The last list is left out: its chunks are full."""
 
@@ -311,7 +312,7 @@ class ChunkLists:
 
     The ranges of the lists are Netty 4's. They overlap, so that a chunk near a limit does not move back and forth.
     Half-full chunks are searched first: fuller chunks rarely have room, and emptier chunks may become empty and be
-    unmapped. An empty chunk that never left the first list is kept, so that not every burst maps and unmaps memory.
+    unmapped. An empty chunk that never left the first list is kept, so that a repeated brief use maps no new memory.
     """
 
     def __init__(self) -> None:

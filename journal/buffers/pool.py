@@ -15,8 +15,8 @@ from typing import NamedTuple
 from journal.buffers.arena import PAGE_BYTES, TINY_LIMIT, Allocation, Arena, rounded_size
 
 ARENA_COUNT = 2
-"""Number of arenas of a pool: one for the thread that runs the broker, one for all other threads. More arenas would
-help only if many threads were busy."""
+"""Number of arenas of a pool. New threads get the arenas in turn, so that threads rarely wait for the same lock. More
+arenas would help only if many threads were busy."""
 
 logger = logging.getLogger("journal.buffers")
 
@@ -30,7 +30,7 @@ class PoolStats(NamedTuple):
     cached_bytes: int
     huge_bytes: int
     chunk_counts: tuple[int, ...]
-    """Number of chunks (16 MiB each) in each usage list, the emptiest list first."""
+    """Number of chunks (16 MiB each) in each list of `ChunkLists`, the list with the lowest usage first."""
     slab_count: int
     allocated_count: int
     cache_hit_count: int
@@ -122,7 +122,7 @@ class Pool:
         return sum(arena.trim() for arena in self._arenas)
 
     def free(self, allocation: Allocation) -> None:
-        """Put the memory of a released buffer into this thread's cache, or free it."""
+        """Put the memory of a released buffer into this thread's cache; if the cache refuses, free it in its arena."""
         cache = self._local.cache or self._new_cache()
         counts = cache.counts
         counts.released += 1
@@ -238,9 +238,9 @@ class TracedBuffer(Buffer):
 TINY_COUNT_MAX = 512
 SMALL_COUNT_MAX = 256
 RUN_COUNT_MAX = 64
-"""Maximum allocations of each size in a cache, by kind. For the smallest sizes this is some hundred KiB."""
+"""Maximum cached allocations of each size in a thread's cache, for tiny sizes, small sizes and runs."""
 RUN_BYTES_MAX = 1 << 20
-"""Larger runs are not cached, because few are in use and each is large."""
+"""Maximum bytes of a cached run. Larger runs are not cached, because few of them are in use."""
 CACHE_BYTES_MAX = 4 << 20
 """Maximum bytes in a thread's cache: a quarter of a chunk."""
 TRIM_INTERVAL = 8192
@@ -261,10 +261,10 @@ class AllocationCounts:
 
 
 class ThreadCache:
-    """Freed allocations of one arena by rounded size, for one thread: a request for such a size takes no lock.
+    """A thread's cache of freed allocations of one arena, by rounded size. A request served from it takes no lock.
 
-    Every TRIM_INTERVAL requests, the cache is trimmed: allocations that were not needed since the last trim are freed
-    in the arena. For each size, their number is the lowest number of cached allocations since the last trim.
+    Every TRIM_INTERVAL requests, the cache is trimmed. If it always had at least n allocations of a size since the last
+    trim, n of them were not needed: the n oldest ones are freed in the arena.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -277,7 +277,7 @@ class ThreadCache:
         self._requests_until_trim = TRIM_INTERVAL
 
     def allocate(self, size: int) -> Allocation | None:
-        """Remove and return a cached allocation of exactly `size` bytes, or None."""
+        """Remove and return a cached allocation of exactly `size` bytes; None if there is none."""
         counts = self.counts
         counts.allocated += 1
         counts.allocated_bytes += size

@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (path, bytes of the file that are done, size of the file)."""
 
 Patches = Sequence[tuple[int, bytes]]
-"""Changes to a copy of a file: (position, the bytes that are written there)."""
+"""Changes to a copy of a file, each (position, bytes that are written at this position)."""
 
 COPY_SIZE: Final = 1 << 20
 DAMAGE: Final = "damage"
@@ -101,7 +101,7 @@ class Verifier:
 
 @dataclass(frozen=True)
 class RepairedFile:
-    """One repair, of a whole file or of its range `first <= x < next`. `kept`, `lost`: number of messages there."""
+    """One repair, of a whole file or of its range `first <= x < next`. `kept`, `lost`: numbers of messages."""
 
     file: str
     first: int = 0
@@ -157,7 +157,7 @@ def _write_copy(
 
 
 def remove_originals(disk: Disk, folder: str) -> list[str]:
-    """Delete the original files that repairs have kept; return their names. Folders with such names are kept."""
+    """Delete the original files that repairs have kept as `*.damaged`; return their names. Folders are not deleted."""
     found = [name for name in disk.list(folder) if filenames.is_set_aside(name)]
     found = [name for name in found if not disk.is_folder(filenames.join(folder, name))]
     for name in found:

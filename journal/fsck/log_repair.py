@@ -59,7 +59,7 @@ from journal.record.format import (
 )
 
 RANGE_SIZE_MIN: Final = TRAILER_SIZE + HEADER_SIZE
-"""Minimum size of a range that becomes a block with records. A range of TRAILER_SIZE becomes a block without any."""
+"""Minimum size of a range that becomes a block with records. TRAILER_SIZE suffices for a block without records."""
 
 SNAPSHOT_NOTE: Final = (
     "set aside; a start uses the previous snapshot, or reads every existing record. What was stored only in records"
@@ -96,7 +96,7 @@ class PendingRecords(NamedTuple):
 
 
 FindPending = Callable[[int], PendingRecords | None]
-"""Function of a log's id that returns the records of the transaction journal for that log; None if unknown."""
+"""Called with the id of a log. Returns the transaction journal's records for this log; None if they are unknown."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ def repair(
 ) -> list[RepairedRange]:
     """Repair every damaged segment of a partition's folder.
 
-    `starts`: offset -> ordinal of the ends of appends at which readers will continue. Readers may also continue at the
+    `starts`: the ends of appends at which readers will continue, as offset -> ordinal. Readers may also continue at the
     offset of a snapshot and at the durable offset. So no new block extends over one of these offsets. `expected`: the
-    log's id as the caller knows it, for the case that the files do not determine the id. `pending`: returns the records
+    log's id as the caller knows it, used if the files do not determine the id. `pending`: returns the records
     that a start will apply to the log; the repair keeps no record that the start would apply a second time. Raises
     Corrupt if a segment cannot be repaired (it has no valid block trailer), NewerFormat, Full, OSError. Segments that
     were repaired before the error stay repaired.
@@ -173,7 +173,7 @@ class _LogRepairer:
     checkpoint_fault: str = ""
     """Why the checkpoint cannot be used; "" if it is valid."""
     known: dict[int, int] = field(default_factory=dict)
-    """Offset -> ordinal of the offsets at which a reader may continue."""
+    """The offsets at which a reader may continue, each with its ordinal."""
     ordinal: int | None = None
     """The ordinal after the blocks read so far, None if it is not known. `previous` is the last valid block trailer."""
     previous: BlockTrailer | None = None
@@ -316,7 +316,7 @@ class _LogRepairer:
         return self.disk.exists(filenames.join(self.folder, name))
 
     def _create_segment(self) -> bool:
-        """Create a segment at the known end of the log, which has none. Return False if no segment is missing."""
+        """Create a segment at the known end of a log that has lost all segments. Return False if none was lost."""
         end, checkpoint = max(self.known, default=0), self.checkpoint
         if checkpoint is None and not self.checkpoint_fault:
             return False
@@ -422,7 +422,7 @@ class _LogRepairer:
             self.ordinal = waiting.next_ordinal
 
     def _damaged_tail(self, segment: Segment, waiting: DamagedRange | None) -> DamagedRange | None:
-        """Return the damaged range at the segment's end, extended to where the log must continue; None if undamaged."""
+        """Return the damaged range at the segment's end, extended to where the log continues; None if all is whole."""
         if waiting is not None and waiting.next_ordinal is not None:
             return waiting
         first = waiting.first if waiting is not None else segment.size
@@ -436,8 +436,8 @@ class _LogRepairer:
         if known_between is None or waiting.ordinal is None:
             return waiting
         # The ranges before and after the start of the next segment are both damaged, and only the total number of
-        # their ordinals is known. `waiting` gets the minimum number that it can have had. If it may have had more, it
-        # gets the total minus the minimum number of the ranges after it.
+        # their ordinals is known. `waiting` gets the minimum number of its own ordinals. If it may have had more, it
+        # gets all ordinals that the minimum number of the ranges after it leaves.
         known, more = minimum_count(_range_bytes(segment, waiting), segment.log_id)
         total = max(0, next_ordinal - waiting.ordinal)
         count = min(total, max(known, total - known_between) if more else known)
@@ -508,9 +508,9 @@ class _LogRepairer:
         if not here:
             return replace(repaired, note=note), rebuilt
         last = max(here)
-        # If all waiting records up to `last` are in this range, the new trailer gets their source. Not in the arrival
-        # log of delayed messages: there, messages are useless without their arrival header (the record before a batch,
-        # with its due times), which may be damaged. So there, all are left out, and the next start applies them.
+        # If all waiting records up to `last` are in this range, the new trailer gets their source. The arrival log of
+        # delayed messages is an exception: its messages are useless without their arrival header (the record before a
+        # batch, with its due times), which may be damaged. So they are all left out, and the next start applies them.
         if is_partition and len(here) == sum(position <= last for position in waiting):
             self.applied = last
             source = (*self.pending.source, *last)
@@ -541,9 +541,9 @@ def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | N
     """Return the log id that most files have, because a single file may be of another log; None if no file has an id.
 
     If several ids are equally frequent, `expected` is returned if it is among them, else the first id in the segments.
-    That id may have a flipped bit, because the checksum of a block trailer does not cover the id. The checksums of the
-    checkpoint and of snapshots do. So if an equally frequent id in one of these files differs from the first id in one
-    bit, the id in that file is returned.
+    That id may have a flipped bit: the checksum of a block trailer does not cover the id, but the checksums of the
+    checkpoint and of snapshots cover it. So if an equally frequent id in the checkpoint or a snapshot differs from the
+    first id in one bit, the id in that file is returned.
     """
     votes = Counter(id for path in segments if (id := find_log_id(disk, path)) is not None)
     checked: Counter[int] = Counter()
@@ -637,7 +637,8 @@ def _range_bytes(segment: Segment, damaged: DamagedRange) -> bytes:
 
 
 RANGE_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
-"""A longer range is replaced completely by fillers, each with a block trailer, because a part of the disk was lost."""
+"""A longer range is replaced completely by fillers, each with a block trailer: it is taken for a lost part of the
+disk."""
 
 SEARCH_SIZE_MAX: Final = 4 << 20
 """Maximum bytes searched for the next valid record (about one second); if there is none, the rest counts as lost."""
@@ -750,7 +751,7 @@ def without_foreign(data: bytes, offset: int, log_id: int, ordinal: int | None, 
 
     edges = [(p.position, p.position + p.size) for p in pieces if p.count == UNKNOWN]
     edges += [(trailer.position, trailer.position + TRAILER_SIZE) for trailer in trailers]
-    # An own block begins at the offset in its trailer. The bytes from there on do not belong to a foreign block.
+    # An own block begins at the offset in its trailer. No byte of an own block belongs to a foreign block.
     begun = {trailer.position: trailer.control.offset - offset for trailer in trailers if is_own(trailer)}
     left = bytearray(data)
     for trailer in trailers:
@@ -873,7 +874,7 @@ def _starts_valid_records(data: bytes, position: int, log_id: int) -> bool:
 
 
 def _merge_short_gaps(pieces: list[RangePiece]) -> list[RangePiece]:
-    """Merge adjacent gaps with unknown numbers of records. Merge a gap too short for a filler with its neighbour."""
+    """Merge adjacent gaps with unknown numbers of records. Merge gaps too short for a filler with adjacent pieces."""
     found: list[RangePiece] = []
     for piece in pieces:
         last = found[-1] if found else None

@@ -120,7 +120,7 @@ def find_log_id(disk: Disk, path: str) -> int | None:
 
 
 def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
-    """Yield (log id, whether the file is valid up to this trailer) for each block trailer with a valid checksum."""
+    """Yield, for each block trailer with a valid checksum, (its log id, whether the file is valid up to it)."""
     position, span = 0, SCAN_SIZE
     is_proven, is_block_start = True, True
     while position < size:
@@ -431,7 +431,7 @@ class _FolderVerifier(Verifier):
             self.add_finding(filenames.log_snapshot_name(self.described), end, self.described, what, "offset")
         elif not marks.clean and marks.first < end and end in (bases[-1], self.described):
             # At the end of a full segment the log writes a snapshot and creates the next file. If the next file is
-            # empty or missing, messages that were in that file may be lost.
+            # empty or missing now, messages that were appended to it may be lost.
             empty = end == bases[-1]
             name = filenames.segment_name(end, self.suffix) if empty else file
             what = "the newest file is empty" if empty else f"no file follows the snapshot at {end}"

@@ -1,8 +1,9 @@
 """Offline repair of a damaged transaction journal, on an operator's command. Undamaged entries keep their LSNs.
 
-If a file has bytes after the LSN at which the next file starts, these are removed. Unreadable bytes are replaced by a
-filler of the same size. Lost headers, files and checkpoints are created again from the other files. A tail that the
-next start will truncate is not repaired. The repair can be repeated. No other process may write in the folder.
+If a file has bytes after the LSN at which the next file starts, the repair removes these bytes. Unreadable bytes are
+replaced by a filler of the same size. Lost headers, files and checkpoints are created again from the other files. A
+tail that the next start will truncate is not repaired. The repair can be repeated. No other process may write in the
+folder.
 """
 
 from __future__ import annotations
@@ -134,14 +135,14 @@ class _JournalRepairer:
         return heads[0], durable_lsn, number
 
     def _set_aside(self, path: str) -> None:
-        """Rename the file to `<path>.damaged`, or delete the file if an earlier repair has kept an original there."""
+        """Rename `path` to `<path>.damaged`; if that file exists from an earlier repair, delete `path` instead."""
         if self.disk.exists(path + filenames.DAMAGED_SUFFIX):
             self.disk.unlink(path)
         else:
             self.disk.rename(path, path + filenames.DAMAGED_SUFFIX)
 
     def _create_empty_snapshot(self) -> tuple[list[SnapshotHead], str]:
-        """Create an empty snapshot, so that a start replays the newest files that have consecutive numbers."""
+        """Create an empty snapshot, so that a start replays the newest files, back to a gap in their numbers."""
         scan = self.scan
         number = max([*scan.snapshots, *scan.snapshot_faults, 0]) + 1
         run = len(scan.files) - 1
@@ -207,8 +208,8 @@ class _JournalRepairer:
         durable_lsn = max(end, self.scan.durable_lsn(file))
         for gap in self.scan.scan_file(file):
             if isinstance(gap, JournalGap) and gap.first < durable_lsn:
-                # A filler must start at each snapshot's LSN in the gap, but the rest of the gap may be too short for a
-                # filler. If no valid entry follows, the gap is extended, so that a filler fits.
+                # A filler must start at each snapshot's LSN in the gap, but the gap may end too soon after this LSN for
+                # a filler. If no valid entry follows, the gap is extended, so that a filler fits.
                 ends = [start + HEADER_SIZE for start in self._snapshot_lsns(gap)]
                 yield gap if gap.is_followed else gap._replace(next=max(gap.next, end, *ends))
 

@@ -206,8 +206,8 @@ class JournalScan:
     """Reads a journal's folder, damaged or not, for offline verification and repair. Changes nothing.
 
     Damage raises no error. If the header of a file is invalid, the first LSN of the file is found from its entries, a
-    snapshot or the neighbour files. If the checkpoint is lost, headers of files tell the journal's id. No other process
-    may write in the folder until `close`, which closes the files. Raises NewerFormat, OSError.
+    snapshot or the neighbour files. If the checkpoint is lost, the journal's id is read from a file header. No other
+    process may write in the folder until `close`, which closes the files. Raises NewerFormat, OSError.
     """
 
     def __init__(self, disk: Disk, folder: str) -> None:
@@ -221,9 +221,9 @@ class JournalScan:
         """The heads of valid snapshots, by number."""
         self.snapshot_faults: dict[int, Corrupt] = {}
         self.files: tuple[JournalFile, ...] = ()
-        """Files whose first LSN is known. The bytes of `surplus` are not part of them."""
+        """Files whose first LSN is known. Their sizes do not include the bytes in `surplus`."""
         self.surplus: dict[int, int] = {}
-        """By file number: how many bytes the file has after the LSN at which the next file starts. They are ignored."""
+        """By file number: number of bytes after the LSN at which the next file starts. A start ignores these bytes."""
         self.head_faults: dict[int, str] = {}
         """By file number: why the header of the file cannot be used."""
         self.identity: tuple[int, int] | None = None
@@ -246,14 +246,14 @@ class JournalScan:
 
     @property
     def start_snapshot(self) -> SnapshotHead | None:
-        """The snapshot from which a start replays; None if no valid snapshot is in the checkpoint."""
+        """The snapshot from which a start replays; None if the checkpoint names no valid snapshot."""
         if self.checkpoint is None:
             return None
         named = (pointer.number for pointer in self.checkpoint.snapshots)
         return next((self.snapshots[number] for number in named if number in self.snapshots), None)
 
     def files_facts(self) -> FilesFacts | None:
-        """Return the facts to which a start applies FILES_RULES; None if a start is refused before that."""
+        """Return the facts to which a start applies FILES_RULES; None if it is refused without a look at the files."""
         base, checkpoint = self.start_snapshot, self.checkpoint
         if base is None or checkpoint is None:
             return None
@@ -262,7 +262,7 @@ class JournalScan:
         return FilesFacts(files, base.files, named[-1], base.lsn, checkpoint.durable_lsn, checkpoint.file_number)
 
     def durable_lsn(self, file: JournalFile) -> int:
-        """LSN up to which a file is durable: for the last file the highest LSN reported as durable, else the end."""
+        """LSN up to which `file` is durable: for the last file the highest known durable LSN, for others the end."""
         if file is not self.files[-1]:
             return file.end
         known = [file.first, self.checkpoint.durable_lsn if self.checkpoint is not None else 0]
@@ -278,7 +278,7 @@ class JournalScan:
             file.close()
 
     def scan_file(self, file: JournalFile, lsn: int = 0) -> Iterator[JournalEntry | JournalGap]:
-        """Yield the entries and gaps of a file from `lsn` on. An entry is valid until the next one is requested."""
+        """Yield the entries and gaps of a file from `lsn` on. Use the `data` of an entry before requesting the next."""
         lsn = max(lsn, file.first + FILE_HEADER_SIZE)
         while lsn < file.end:
             try:

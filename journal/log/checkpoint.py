@@ -31,7 +31,7 @@ BIT_STOPPED: Final = 2
 
 EPOCH_CLOCK_MIN: Final = 1 << 30
 EPOCH_CLOCK_MAX: Final = 0xF000_0000
-"""Highest epoch taken from a clock: even if the clock is wrong by a century, a log never runs out of epochs."""
+"""Highest epoch taken from a clock. Higher epochs are left for counting, so a wrong clock cannot use up all epochs."""
 
 STARTS_MAX: Final = 128
 """Number of epoch starts that fit in a slot. If there are more, `add_epoch_start` drops one or merges two."""
@@ -106,7 +106,7 @@ def read_log_id(disk: Disk, folder: str) -> int | None:
 
 
 def add_epoch_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> tuple[tuple[int, int], ...]:
-    """Add the start of `epoch` to `starts`, and drop starts at or above `offset`, because the new one covers them."""
+    """Add the start of `epoch` to `starts`, and drop starts at or above `offset`, because the new start covers them."""
     kept = [start for start in starts if start[1] < offset]
     kept.append((epoch, offset))
     if len(kept) > STARTS_MAX:
@@ -163,7 +163,7 @@ class State(Protocol):
 
     When the log is opened, `load` is called once, then `apply` for each verified block after the snapshot, in order.
     The blocks of an unfinished append at the end are not applied. Later the thread that appends calls `dump`, never
-    within an append. The result must describe exactly the records appended so far.
+    within an append. The result of `dump` must describe exactly the records appended so far.
     """
 
     def load(self, data: bytes) -> None:
@@ -189,7 +189,7 @@ class Snapshot(NamedTuple):
     """State of a log before `offset`. A start that loads the snapshot need not read the records before `offset`.
 
     `ordinal`: ordinal of the next record. `sources`: for each source (for example a transaction journal), the highest
-    position applied to the log. Retention may have removed the block trailers that have this position.
+    position applied to the log. The snapshot has this position because retention may have removed its block trailer.
     """
 
     offset: int

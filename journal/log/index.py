@@ -2,7 +2,7 @@
 
 One entry covers a run: consecutive whole blocks with together at least 64 KiB, except in the last run of a sealed
 segment. The index file is a copy of the index in memory. It is written without an fsync, because the index can be
-rebuilt from the block trailers: `load` accepts the entries before the first invalid one, and the segment adds the rest.
+rebuilt from the block trailers: `load` accepts the entries before the first invalid one; `Segment` rebuilds the others.
 The format is in docs/formats/index.md.
 """
 
@@ -52,14 +52,14 @@ class IndexEntry(NamedTuple):
 
 
 class IndexPosition(NamedTuple):
-    """Start of a block in the segment, and the ordinal of its first record, None if unknown."""
+    """Start of a block in the segment, and the ordinal of the block's first record; None if the ordinal is unknown."""
 
     position: int
     ordinal: int | None
 
 
 class SegmentIndex:
-    """The index of a segment: entries, and the open run of blocks without an entry. Threads may search during `add`."""
+    """Index of a segment: entries, and the open run of blocks without an entry. Threads may search while one adds."""
 
     def __init__(self, path: str, base: int, log_id: int) -> None:
         self.path = path
@@ -128,7 +128,7 @@ class SegmentIndex:
         return self._time
 
     def add(self, control: BlockTrailer) -> None:
-        """Add the next block. Damaged bytes between the previous block and this block become part of the run."""
+        """Add the next block. Damaged bytes between the previous block and this block become part of the open run."""
         position, ordinal = self._open_run
         if ordinal is None:
             self._open_run = IndexPosition(position, control.first_ordinal)
@@ -153,7 +153,7 @@ class SegmentIndex:
         self.is_due = len(self._ordinals) - self._written >= WRITE_COUNT
 
     def truncate(self, position: int) -> None:
-        """Remove all runs that end after `position`. The caller then adds their blocks before `position` again."""
+        """Remove all runs that end after `position`. The caller then calls `add` for their blocks before `position`."""
         while len(self) and self._open_run.position > position:
             self._open_run = IndexPosition(self._positions.pop(), self._ordinals.pop())
             self._times.pop()
@@ -167,21 +167,21 @@ class SegmentIndex:
         self.is_due = False
 
     def by_position(self, position: int) -> IndexPosition:
-        """Return the last known start of a block at or before `position`."""
+        """Return the start of the last run that starts at or before `position`."""
         count = len(self)
         if not count or position >= self._open_run.position:
             return self._open_run
         return self._position_of(bisect_right(self._positions, position, 0, count) - 1)
 
     def by_ordinal(self, ordinal: int) -> IndexPosition:
-        """Return the last known start of a block whose first ordinal is at most `ordinal`, else the segment's start."""
+        """Return the start of the last run whose first ordinal is at most `ordinal`, or else of the first run."""
         count = len(self)
         if not count or (self._open_run.ordinal is not None and ordinal >= self._open_run.ordinal):
             return self._open_run
         return self._position_of(max(0, bisect_right(self._ordinals, ordinal, 0, count) - 1))
 
     def by_time(self, time_ms: int) -> IndexPosition:
-        """Return a start of a block, not later than the first block that was appended at or after `time_ms`."""
+        """Return the start of the run in which to search the first block that was appended at or after `time_ms`."""
         count = len(self)
         number = bisect_left(self._times, time_ms, 0, count)
         return self._position_of(number) if number < count else self._open_run
@@ -204,7 +204,7 @@ class SegmentIndex:
         self.fault = None
 
     def close(self) -> None:
-        """Close the file. Entries that are missing in the file are rebuilt from the segment when it is loaded."""
+        """Close the file. Entries that it lacks are rebuilt from the segment when the index is loaded."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -250,8 +250,8 @@ class SegmentIndex:
 
 
 UNINDEXED_BYTES_MAX: Final = 8 << 20
-"""Maximum bytes at the end of a segment for which the file needs no entries: the log's owner writes entries in groups.
-If more bytes have no entries, the file is invalid."""
+"""If more bytes at the end of a segment have no entries in the index file, the file is invalid. Fewer may have none,
+because the log's owner writes entries in groups."""
 
 
 class InvalidIndex(JournalError):
@@ -265,10 +265,10 @@ class InvalidIndex(JournalError):
 class OnDiskIndex(SegmentIndex):
     """An index that is searched in its file, for a process that reads another process's log.
 
-    A search reads only a few entries, while `load` reads all of them. Each entry that is used is verified by its CRC
-    and by the block trailer before the position in the entry. `size`: bytes of the segment that are searched, even if
-    the segment has grown since. `pread(size, position)` reads the segment; `blocks(position)` yields its valid blocks
-    from the start of a block on. Every search raises InvalidIndex, OSError.
+    A search reads O(log n) of the n entries, `SegmentIndex.load` reads all. Each entry that is used is verified by its
+    CRC and by the block trailer before the position in the entry. `size`: bytes of the segment that are searched, even
+    if the segment has grown since. `pread(size, position)` reads the segment. `blocks(position)` yields the segment's
+    valid blocks from the start of a block on. Every search raises InvalidIndex, OSError.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class OnDiskIndex(SegmentIndex):
         return self._verify(IndexPosition(entry.position, entry.first_ordinal))
 
     def _verify(self, place: IndexPosition) -> IndexPosition:
-        """Return `place`. Raises InvalidIndex unless a block ends there and its next ordinal is the one in `place`."""
+        """Check that a block ends at this position and `place.ordinal` is next. Return `place`. Raises InvalidIndex."""
         if not place.position:
             return place
         at = place.position - TRAILER_SIZE

@@ -1,7 +1,7 @@
 """The log of one partition: segments that together form one range of offsets.
 
-Records are appended to the last segment, called active. A roll seals the active segment, which is then fsynced and only
-read, and creates the next segment.
+Records are appended to the last segment, called active. A roll seals the active segment (fsyncs it; from then on it is
+only read) and creates the next segment.
 
 Guarantees: an append is stored completely or not at all; offsets and ordinals of durable records are never reused;
 recovery never discards durable data; after a failed fsync the log accepts no writes until `resume`.
@@ -352,7 +352,7 @@ class Log:
         return self._reader
 
     def flush_due(self, now: float) -> float | None:
-        """Monotonic time (s) at which an fsync is due; if not after `now`, it is due now. None if all is durable."""
+        """Monotonic time (s) at which an fsync is due; a time up to `now` means at once. None if no fsync is needed."""
         segment_set = self._segment_set
         if segment_set.durable >= segment_set.end or segment_set.stopped is not None:
             return None
@@ -376,7 +376,7 @@ class Log:
     def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the end of the fsync of `plan`: advance `forced_offset`, or if there is an `error`, stop the log.
 
-        Returns a function with file work, which the caller runs in a worker, or None.
+        Returns a function that writes `log.mark` or a snapshot, for the caller to run in a worker; None if none is due.
         """
         segment_set, writer = self._segment_set, self._writer
         if plan.gate is not writer.gate:
@@ -395,7 +395,7 @@ class Log:
         return lambda: writer.complete_fsync(plan.snapshot)
 
     def note_work(self) -> Callable[[], None] | None:
-        """Return a function that writes the durable offset to `log.mark`, to be run in a worker; None if not needed."""
+        """Return a function that writes the durable offset to `log.mark`, for a worker; None if it is already there."""
         writer = self._writer
         return writer.rewrite_checkpoint_unsynced if writer.checkpoint_outdated and not self.closed else None
 
@@ -427,7 +427,8 @@ class Log:
         return first
 
     def retain(self, now_ms: int) -> list[str]:
-        """Seal the active segment if it is old enough; then delete or archive expired segments, and return their names.
+        """Seal the active segment if `roll_seconds` have passed since its first append. Then delete or archive expired
+        segments, and return their names.
 
         May run in a worker while no append runs. Raises Stopped, Full, Closed.
         """
@@ -436,7 +437,7 @@ class Log:
         full = None
         try:
             self._writer.roll_by_age(now_ms)
-        except Full as error:  # raised at the end only if no segment can be deleted, which would make room
+        except Full as error:  # raised below if no segment can be deleted to make room
             full = error
         segment_set = self._segment_set
         sealed = segment_set.segments[:-1]
@@ -508,7 +509,7 @@ class Readable(Protocol):
 
 
 class Spool:
-    """The bytes of a stream, in memory or in a file in the log's folder, which the end of the context removes."""
+    """The bytes of a stream, in memory or in a file in the log's folder. `__exit__` removes the file."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self._disk = disk
@@ -549,7 +550,7 @@ class Spool:
 
 
 def spool_batches(spool: Spool, producer_id: int, sequence: int) -> Iterator[Batch]:
-    """Yield the spooled records as batches of about PIECE_BYTES, with empty `blocks`. Raises BadBatch."""
+    """Yield the spooled records as batches of about PIECE_BYTES, not yet split into blocks. Raises BadBatch."""
     position = 0
     while position < spool.size:
         size = PIECE_BYTES

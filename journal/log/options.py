@@ -15,7 +15,8 @@ STATE_BYTES: Final = 64 << 20
 
 FLUSH_MESSAGES: Final = 1000
 FLUSH_SECONDS: Final = 10.0
-"""An fsync is due after this many messages, or this long after the first of them: a power loss discards no more."""
+"""An fsync is due after FLUSH_MESSAGES messages, or FLUSH_SECONDS after the first of them. A power loss discards no
+more than that."""
 
 
 @dataclass(frozen=True)

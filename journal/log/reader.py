@@ -49,7 +49,7 @@ class LogReader:
         self._oldest: tuple[int, int] | None = None
 
     def _limit(self, forced: bool) -> int:
-        """Offset up to which may be read: the durable offset if `forced` or the log is stopped, else the log's end."""
+        """Offset at which reads end: the durable offset if `forced` or the log is stopped, else the end of the log."""
         segment_set = self._segment_set
         return segment_set.durable if forced or segment_set.stopped is not None else segment_set.end
 
@@ -164,7 +164,7 @@ class LogReader:
 
     @contextmanager
     def unproven(self, cached: bool) -> Iterator[RawRead]:
-        """See `Log.unproven`. `read` raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed."""
+        """Do what `Log.unproven` says. `read` raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed."""
         segment_set = self._segment_set
         with segment_set.pinned_segments() as segments:
             base = end = 0
@@ -237,8 +237,8 @@ class LogReader:
     def _chunk_start(self, segment: Segment, offset: int, end: int, pread: Pread) -> tuple[int, int]:
         """Return (start of the block that contains `offset`, offset from which the caller gets records).
 
-        The second offset is `offset` itself; but if `offset` is inside a filler, with which a repair has replaced
-        damaged records, it is the end of the filler, so that readers continue there. Raises NotARecord, Corrupt.
+        The second offset is `offset`. Except: if `offset` is inside a filler, with which a repair has replaced damaged
+        records, the second offset is the end of the filler. Raises NotARecord, Corrupt.
         """
         if offset in self._known_starts or self._index_position(segment, offset).position == offset - segment.base:
             return offset, offset
@@ -253,7 +253,7 @@ class LogReader:
         return block.offset, offset
 
     def _chunk_end(self, segment: Segment, start: int, end: int, max_bytes: int, pread: Pread) -> int:
-        """Return the end of the chunk that starts at `start`. It has at most `max_bytes`, but at least one block.
+        """Return the end of the chunk that starts at `start`. A chunk has at most `max_bytes`, but at least one block.
 
         The chunk ends before the first damaged block. Raises Corrupt if the block at `start` is damaged.
         """

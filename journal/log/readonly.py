@@ -1,7 +1,7 @@
 """Read-only access to the log of another process; and, with `open_log`, a log without a broker.
 
-`ReadOnlyLog` opens files when they are first read, and closes some to limit open descriptors. Retention or the deletion
-of the topic may remove a file at any time. Opening a removed file raises FileNotFoundError. The checkpoint of the log
+`ReadOnlyLog` opens files when it reads them, and keeps at most OPEN_MAX files open. Retention or the deletion of the
+topic may remove a file at any time. Opening a removed file raises FileNotFoundError. The checkpoint of the log
 is then read again, to find out why the file was removed. An open file stays readable after its removal.
 """
 
@@ -38,7 +38,7 @@ OpenFiles = OrderedDict["ReadOnlyFile", File]
 
 
 class ReadOnlyFile:
-    """A file that is only read. Each read opens it if necessary. `size_bytes`: what `size` returns, if not None."""
+    """A file that is only read. Each read opens it if necessary. `size_bytes`: result of `size`; None: ask the disk."""
 
     def __init__(self, disk: Disk, path: str, pool: OpenFiles, size_bytes: int | None = None) -> None:
         self.path = path
@@ -181,7 +181,10 @@ class ReadOnlyLog:
         return self._retry(offset, lambda reader: reader.seek_offset(offset))
 
     def offset_of_ordinal(self, ordinal: int) -> int:
-        """Offset of the record `ordinal`, as in `Log.offset_of_ordinal`. Raises the errors of `read`."""
+        """Offset of the record `ordinal`, clamped to the log. Raises the errors of `read`.
+
+        If the record is damaged: offset of the filler that replaced it, or of the next readable record.
+        """
         return self._retry(None, lambda reader: reader.offset_of_ordinal(ordinal))[0]
 
     def offset_of_time(self, ms: int) -> int:
@@ -206,7 +209,7 @@ class ReadOnlyLog:
         return found
 
     def _apply_checkpoint(self, checkpoint: LogCheckpoint) -> bool:
-        """Use the bounds in `checkpoint`; False if the files do not match it, so that both are to be read again."""
+        """Use the bounds in `checkpoint`. Return False if the files do not match them: then the caller tries again."""
         if checkpoint.epoch != self.checkpoint.epoch or checkpoint.starts != self.checkpoint.starts:
             # The owner has truncated the end of the log: forget all segments, whose bytes may have changed.
             self.close()

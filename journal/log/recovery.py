@@ -162,11 +162,11 @@ class LogRecovery:
         return filenames.join(self._folder, filenames.segment_name(offset, self._options.suffix))
 
     def _create(self, marks: LogCheckpoint, forced: int, ordinal: int) -> None:
-        """Create an empty first segment at offset `forced`; an empty segment file there is replaced.
+        """Create an empty first segment at offset `forced`, and replace an empty file with the same name.
 
-        The log is new, its creation was interrupted, or all its segments are lost. The segment is created before the
-        checkpoint, so that a checkpoint without a segment proves a loss. After such a loss the log is stopped, and the
-        checkpoint is written first, because it stores the reason of the stop.
+        Called if the log is new, its creation was interrupted, or all its segments are lost. The segment is created
+        before the checkpoint, so that a checkpoint without a segment proves a loss. Except after such a loss: then the
+        log is stopped, and the checkpoint is written first, because it stores the reason of the stop.
         """
         segment_set = self.segment_set
         segment_set.adopt(marks)
@@ -210,7 +210,7 @@ class LogRecovery:
                     raise WrongLog(path, 0, len(data), reason)
 
     def _open_segments(self, found: rules.FolderFacts) -> None:
-        """Open the needed segments. Record each gap between them as damage, from the end of the last whole block on."""
+        """Open the needed segments. Record each gap between them, and an incomplete block before the gap, as damage."""
         live = found.needed_files
         opened = partial(Segment.open, self._disk, self._folder, log_id=self._log_id, suffix=self._options.suffix)
         segments = [opened(file.offset, writable=file is live[-1]) for file in live]
@@ -296,7 +296,7 @@ class LogRecovery:
             self._truncate_tail(replay.tail_action)
             durable = min(replay.durable, segment_set.end)
             if segment_set.active.base >= durable:
-                # Nothing in this segment was durable. Perhaps even its file name is not, if a roll was interrupted.
+                # Nothing in this segment was durable. If a roll was interrupted, even its name may not be.
                 self._disk.force_folder(self._folder)
             self._rewrite_tail(durable)
             if segment_set.active.end < segment_set.end:
@@ -365,7 +365,7 @@ def unlink_segment(disk: Disk, folder: str, offset: int, suffix: str) -> str:
 
 
 def _last_block_end(segment: Segment, first: int) -> int:
-    """Return the end of the last whole block before the gap at `first`; `first` if `segment` does not reach there."""
+    """Return the end of the last whole block before the gap at `first`; `first` if no incomplete block precedes it."""
     if not segment.base < first <= segment.end:
         return first
     place = segment.base
@@ -438,7 +438,7 @@ class LogReplay:
             self.end, self.ordinal, offset = later, next_valid.ordinal, later
 
     def _read_blocks(self, segment: Segment, offset: int, end: int) -> tuple[int, str]:
-        """Apply whole appends up to the first invalid block or `end`. Return (offset where these end, the reason)."""
+        """Apply whole appends up to `end` or the first invalid block. Return (offset where valid blocks end, why)."""
         try:
             for block in segment.blocks(offset - segment.base, end - segment.base):
                 self._pending.append(block)
@@ -468,7 +468,7 @@ class LogReplay:
             self._unsynced_ends.append((self.end, self.ordinal))
 
     def _raise_durable(self, control: BlockTrailer) -> None:
-        """Advance the durable offset to the durable offset in a block trailer, which is the end of an append."""
+        """Advance the durable offset to the one that a block trailer reports. It is always the end of an append."""
         # A trailer can only report data before itself as durable. A trailer that reports more is ignored.
         durable = control.durable_offset
         if not self.durable < durable <= control.offset:
@@ -480,7 +480,7 @@ class LogReplay:
     def _find_next_block(self, segment: Segment, place: int, end: int) -> NextValidBlock | None:
         """Find the next valid block after the invalid block at offset `place`; None if there is none.
 
-        Also advances the durable offset to the highest one in the trailers from the found block on.
+        Also advances the durable offset to the highest one that the trailer of the found block or a later one reports.
         """
         if place >= end:
             return None

@@ -71,7 +71,7 @@ class FolderFacts:
 
     @property
     def gaps(self) -> tuple[Damage, ...]:
-        """Ranges of offsets after `first` and before the last file that are in no file."""
+        """The ranges of offsets between `first` and the last file that no file contains."""
         found = []
         position = self.first
         for file in self.needed_files:

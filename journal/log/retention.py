@@ -54,7 +54,7 @@ def delete_or_archive(disk: Disk, folder: str, offset: int, options: LogOptions)
 
 
 def _archive_segment(disk: Disk, folder: str, offset: int, archive: str, suffix: str) -> None:
-    """Move a segment to `archive`, into the subfolder with the name of the log's folder. Durable there on return."""
+    """Move a segment to the subfolder of `archive` that has the name of the log's folder. Durable on return."""
     target_folder = filenames.join(archive, folder.rsplit("/", 1)[-1])
     if not disk.exists(target_folder):
         disk.make_folder(target_folder)

@@ -123,12 +123,12 @@ class Segment:
             try:
                 self.file.truncate(self.size)
             except Full as error:
-                # A later append could be shorter than the remaining bytes, and recovery could take the rest of these
-                # for valid blocks: the log must not continue.
+                # If a later append is shorter than the bytes that remain, recovery could take the end of these bytes
+                # for valid blocks. So the log must stop.
                 raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
-            # Unless the truncation is durable, a power loss may bring back the bytes that the failed write has written.
-            # If the missing rest of that write consists of zeros, a later append that extends the file could then
-            # complete the failed append, because a gap in a file is read as zeros.
+            # Until the truncation is durable, a power loss may bring back the bytes that the failed write has written.
+            # If only zeros are missing after them, a later append that makes the file longer would complete the failed
+            # append, because a gap in a file is read as zeros. So in this case the truncation is fsynced.
             if written and not any(b"".join(buffers)[written:]):
                 self.file.force()
             raise
@@ -216,8 +216,8 @@ class Segment:
     def find_next_valid(self, damaged: int) -> NextValidBlock | None:
         """Find the next valid block after the damaged block at position `damaged`; None if there is none.
 
-        If the trailer of the damaged block is valid, the next block starts after that trailer. Otherwise it is the
-        first block whose trailer is valid.
+        If the trailer of the damaged block is valid, the next block starts after that trailer. Otherwise the next block
+        is the first one whose trailer is valid.
         """
         position = damaged
         while position < self.size:
@@ -255,7 +255,7 @@ class Segment:
 
     def _drop_stale_entries(self, index: SegmentIndex) -> None:
         """Remove index entries of blocks that were truncated since the entries were written."""
-        # An entry is valid if the block trailer at the end of its run has the ordinal that the entry says.
+        # An entry is valid if the block trailer at the end of its run has the same next ordinal as the entry.
         while len(index):
             entry = index.entry(-1)
             at = entry.position + entry.size - TRAILER_SIZE

@@ -56,7 +56,7 @@ class SegmentSet:
         self.index_lock = threading.Lock()
         """Held while an index is loaded, which may read a whole segment; so the owner must not wait for this lock."""
         self.file_references = FileReferences()
-        """A reader has a reference while it uses segments. Until it is released, removed segments stay open."""
+        """Each reader has a reference while it uses segments. Removed segments are closed when no reference is left."""
 
     @property
     def active(self) -> Segment:
@@ -79,7 +79,7 @@ class SegmentSet:
                 self.durable, self.durable_ordinal = offset, ordinal
 
     def index_of(self, offset: int, segments: tuple[Segment, ...]) -> int:
-        """Return the index of the segment with `offset`; 0 if `offset` is lower. Raises Closed if there are none."""
+        """Return the index of the segment with `offset`; 0 if `offset` is before all. Raises Closed if none is open."""
         if not segments:
             raise Closed()
         return max(0, bisect_right(segments, offset, key=_base) - 1)
@@ -130,7 +130,7 @@ class AppliedPositions:
         self._advance_durable(durable)
 
     def durable(self, key: SourceKey, durable_offset: int) -> SourcePosition | None:
-        """Return the highest durable position of a source, or None. `durable_offset`: the log's, never decreasing."""
+        """Return the highest position of a source in durable appends, or None. `durable_offset`: that of the log."""
         self._advance_durable(durable_offset)
         return self._durable.get(key)
 

@@ -139,13 +139,13 @@ class LogWriter:
         return Appended(runs, first, append.end, position.append_time)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot after the last append. The caller must not write it before that append is durable."""
+        """Return a snapshot of the state after the last append. It may be written only after that append is durable."""
         segment_set = self._segment_set
         sources = dict(segment_set.applied_positions.applied)
         return Snapshot(segment_set.end, segment_set.end_ordinal, segment_set.append_time, sources, self._state.dump())
 
     def snapshot_if_due(self) -> Snapshot | None:
-        """Return a snapshot to be written after the next fsync; None if too little was appended since the last one."""
+        """Return a snapshot to write after the next fsync; None if fewer than `state_bytes` followed the last one."""
         if self._segment_set.end < self._snapshot_due:
             return None
         self._snapshot_due = self._segment_set.end + self.options.state_bytes
@@ -464,7 +464,10 @@ def build_append(
 def _join_blocks(
     batches: Sequence[Batch], position: AppendPosition
 ) -> tuple[list[_OpenBlock], list[list[tuple[int, int]]], list[int]]:
-    """Join blocks. Return (blocks; by batch, (first record, offset) of each piece; by batch, first ordinal)."""
+    """Join small blocks of `batches` to blocks of up to BLOCK_SIZE_MAX bytes.
+
+    Return (the blocks; for each batch, the `positions` of its `Appended`; for each batch, its first ordinal).
+    """
     block = _OpenBlock(position.offset)
     blocks = [block]
     positions: list[list[tuple[int, int]]] = []

@@ -35,7 +35,8 @@ from journal.record.format import (
 )
 
 BLOCK_SIZE_MAX: Final = 64 << 10
-"""Maximum bytes of records in a block, except for a single larger record: one wrong bit invalidates a whole block."""
+"""Maximum bytes of records in a block, because one wrong bit invalidates the whole block. Except: a larger record is a
+block of its own."""
 
 BatchBlock = tuple[int, int, int]
 """(size in bytes, count of records, CRC-32) of one block."""
@@ -184,7 +185,7 @@ class Batch(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The origin of an append, for example a transaction journal, and the position (`high`, `low`) of the append there.
+    """The origin of an append, for example a transaction journal, and the append's position (`high`, `low`) in it.
 
     The positions of one source only rise. The kind SOURCE_PLAIN means that a producer sent the batch without a
     transaction or a delay.
@@ -200,10 +201,10 @@ PLAIN = Source(SOURCE_PLAIN, 0, 0, 0)
 
 
 def succession_source(closed_id: int, successor_id: int, last_sequence: int) -> Source:
-    """Return the source of a block trailer that closes the producer id `closed_id`: its later batches are refused.
+    """Return the source of a block trailer that closes a producer id: later batches with this id are refused.
 
-    `successor_id`: the id with which the producer continues. `last_sequence`: the last sequence that `closed_id` sent
-    to this log, -1 if none.
+    `closed_id`: the closed id. `successor_id`: the id with which the producer continues. `last_sequence`: the last
+    sequence of the closed id in this log, -1 if none.
     """
     return Source(SOURCE_SUCCESSION, closed_id, successor_id, last_sequence + 1)
 

@@ -117,7 +117,7 @@ def trailer_position(data: Bytes, start: int) -> int:
 
 
 def producer_runs(block: Block) -> list[ProducerRun]:
-    """Split a block into runs of one producer's consecutive sequences. A filler ends a run. Raises BadRecord."""
+    """Return the records, except fillers, as runs of one producer's consecutive sequences. Raises BadRecord."""
     data = block.data
     size = len(data)
     if not size:
@@ -131,8 +131,8 @@ def producer_runs(block: Block) -> list[ProducerRun]:
 
 
 def _leading_size(data: Bytes, start: int) -> int:
-    """Bytes of the records from `start` on that have the same size and low byte of the flag; 0 if they are few."""
-    # The low byte of the flag is compared too, so that a trailer of the same size is not counted as a record.
+    """Bytes of the leading records from `start` on that have equal sizes; 0 if COLUMNS_COUNT_MIN of them cannot fit."""
+    # The low bytes of the flags must be equal too, so that a trailer of the same size is not counted as a record.
     if len(data) - start < HEADER_SIZE or data[start + FLAG_LOW_POSITION] >= FLAG_TRAILER:
         return 0
     size = HEADER_SIZE + int(LENGTH.unpack_from(data, start)[0])

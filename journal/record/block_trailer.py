@@ -25,7 +25,7 @@ from journal.record.format import (
 TRAILER_BODY: Final = Struct(">HHIIIQIIQQQQQQ")
 TRAILER_SIZE: Final = HEADER_SIZE + TRAILER_BODY.size
 BLOCK_SPAN_MAX: Final = RECORD_SIZE_MAX + TRAILER_SIZE
-"""Maximum bytes of a block: a search over this many bytes must reach the block's end."""
+"""Maximum bytes of a block with its trailer. A search over this many bytes reaches the end of the block."""
 TRAILER_VERSION: Final = 1
 TRAILER_KEY: Final = Struct(">QI")
 """Id and flag, adjacent in a trailer's header: a search for trailers compares these bytes."""
@@ -46,13 +46,13 @@ _LENGTH: Final = _BODY_SIZE.to_bytes(4, "big")
 _LAST: Final = FLAG_TRAILER.to_bytes(1, "big")
 _LAST_POSITION: Final = TRAILER_KEY.size - 1
 _RARE_SHIFT: Final = 10
-"""A byte value is rare if less than 1 in 2**10 bytes has it. Searching this byte is then faster than a header."""
+"""If at most 1 in 2**10 bytes has the value of the header's last byte, it is faster to search for this byte alone."""
 TRAILER: Final = Struct(">IIQIHHIIIQIIQQQQQQ")
 """A trailer's header and body: the fields of HEADER, then the fields of TRAILER_BODY."""
 
 
 class BadBlockTrailer(BadRecord):
-    """There is no valid block trailer at `position`. `version`: the trailer's version if it is unknown, else None."""
+    """There is no valid block trailer at `position`. `version`: its version if unsupported, else None."""
 
     def __init__(self, position: int, reason: str, version: int | None = None) -> None:
         super().__init__(position, reason)
@@ -86,7 +86,7 @@ class BlockTrailer(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Offset of the block trailer itself, which is the end of its records."""
+        """Offset of the block trailer itself: the end of the block's records."""
         return self.offset + self.size
 
     @property
@@ -106,8 +106,8 @@ def trailer_key(log_id: int) -> bytes:
 
 def contains_trailer_header(data: bytes | bytearray, log_id: int) -> bool:
     """True if `data` contains the header of a block trailer of this log, at any position."""
-    # Most bytes of the header are zeros, which makes a search for the whole header slow. So only its last byte is
-    # searched, as long as this byte is rare in `data`, as in zeros and in text.
+    # Id and flag in the header are mostly zeros, so `find` is slow for them. The loop first searches only the header's
+    # last byte. When it has found more such bytes than 1 in 2**10 bytes of `data`, it searches id and flag.
     mark = TRAILER_KEY.pack(log_id, FLAG_TRAILER)
     start, patience = TRAILER_KEY_POSITION, len(data) >> _RARE_SHIFT
     while True:

@@ -38,7 +38,7 @@ FLAG_REFUSED_MASK: Final = 0xFFFF_FFFF ^ FLAG_CLIENT_MASK
 SEQUENCE_BITS: Final = 24
 SEQUENCE_MASK: Final = (1 << SEQUENCE_BITS) - 1
 SEQUENCE_COUNT: Final = 1 << SEQUENCE_BITS
-"""Sequences of one producer id; a batch never crosses this limit."""
+"""Number of sequences of one producer id. No sequence in a batch reaches this number."""
 PRODUCER_ID_MAX: Final = (1 << 40) - 1
 LEASED_ID_FIRST: Final = 16
 """Lower producer ids are the broker's own and are never leased. Their records may have equal record ids in one log."""
@@ -188,7 +188,7 @@ def sizes_are_equal(data: Bytes, start: int, end: int, size: int) -> bool:
 
 
 def count_leading(data: Bytes, start: int, end: int, size: int) -> int:
-    """Number of records from `start` on that have `size` bytes and the same low byte of the flag, before `end`."""
+    """Number of leading records in `data[start:end]` that have `size` bytes and equal low bytes of their flags."""
     count = (end - start + size - 1) // size
     for n in (*_LENGTH, FLAG_LOW_POSITION):
         column = data[start + n : end : size]

@@ -54,7 +54,7 @@ class Faults:
         self.counts: Counter[str] = Counter()
         """Number of calls by kind, including failed ones."""
         self.before: Callable[[str, str], None] | None = None
-        """Called with kind and path before every call. To simulate a slow disk, it may sleep or advance a clock."""
+        """Called with kind and path before every call. To simulate a slow disk, let it sleep or advance a clock."""
         self._rules: list[FaultRule] = []
 
     def fail(
@@ -72,7 +72,7 @@ class Faults:
         return rule
 
     def short_write(self, size: int, *, nth: int = 1, times: int | None = 1, path: str = "") -> FaultRule:
-        """Let `times` writes, from the `nth` on, accept only `size` bytes, and return that number."""
+        """Let `times` writes, from the `nth` on, accept only `size` bytes: `pwritev` then returns this number."""
         rule = FaultRule("write", nth, None if times is None else nth + times - 1, 0, path, size)
         self._rules.append(rule)
         return rule

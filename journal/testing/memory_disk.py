@@ -28,13 +28,14 @@ from journal.testing.faults import Faults
 
 SECTOR_BYTES = 512
 PAGE_BYTES = 4096
-"""Step in which a write that extends a file changes its size: a power loss may leave any size in between."""
+"""A write that extends a file changes its size in steps of this many bytes. A power loss may leave the size of any
+step."""
 
 Data: TypeAlias = bytes | bytearray
 
 
 class PendingChange(NamedTuple):
-    """A non-durable change of a file: a write of `data` at `position`, or if `data` is None, a truncation there."""
+    """A non-durable change of a file: `data` written at `position`; if `data` is None, a truncation to `position`."""
 
     number: int
     position: int
@@ -274,7 +275,7 @@ class SimulatedDisk:
         return anchor
 
     def sync_file_system(self, anchor: File) -> None:
-        """Fsync everything. A fault "sync_file" loses the bytes of each file whose path its rule matches.
+        """Fsync everything. A fault of kind "sync_file" loses the non-durable bytes of each file that its rule matches.
 
         As on Linux, after such a loss this call fails once, and the next call succeeds. Only an fsync of a single file
         says whether that file has lost bytes.
@@ -313,7 +314,7 @@ class SimulatedDisk:
         return SimulatedLock(self._locks, path)
 
     def crash(self, generator: random.Random | None = None, *, keep: str = "some") -> SimulatedDisk:
-        """Return the disk after a power loss now. See `Moment.crash`."""
+        """Return the disk after a power loss now, in a state chosen by `generator` and `keep` as in `Moment.crash`."""
         return Moment(self).crash(generator, keep)
 
     def read_file(self, path: str) -> bytes:
@@ -566,7 +567,7 @@ class FolderTree:
         self.pending.append(FolderOperation(number, entries))
 
     def fsync(self, folder: SimulatedFolder | None) -> None:
-        """Make the pending operations of `folder` (None: all) durable, and earlier operations with the same names."""
+        """Make the pending operations of `folder` (None: all) durable, and earlier operations on the same names."""
         chosen: list[FolderOperation] = []
         names: set[tuple[int, str]] = set()
         for operation in reversed(self.pending):
@@ -613,7 +614,8 @@ def walk_tree(folder: SimulatedFolder, path: str = "") -> Iterator[tuple[str, No
 
 
 ATTEMPTS_PER_STATE = 4
-"""Maximum random draws for each requested state. A sample may have fewer states, because some are drawn repeatedly."""
+"""Maximum random draws for each requested state. Several draws may give the same state, so a sample may have fewer
+states than requested."""
 
 CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
 """A random draw makes all changes up to some number durable, and each later change with one of these probabilities."""
@@ -661,8 +663,8 @@ class Moment:
         return self.build(self._draw(generator or random.Random(0)))
 
     def choices(self, limit: int, generator: random.Random) -> Iterator[CrashChoice]:
-        """Yield all choices, if there are at most `limit`. Otherwise yield, for each change, the choice in which the
-        changes up to it and no others are durable, and then random choices."""
+        """If there are at most `limit` choices, yield all. Otherwise yield, for each change, the choice in which this
+        change and all earlier ones are durable, but no later one; then yield random choices."""
         if self.count() <= limit:
             files = []
             for _, image in self._changed:

@@ -28,7 +28,7 @@ SNAPSHOTS_KEPT: Final = 2
 """Number of snapshots kept: the newest, and the one before it in case the newest cannot be read."""
 
 REWRITE_SECONDS: Final = 1.0
-"""Minimum time between rewrites of the durable LSN. A start needs it only to distinguish damage from a torn tail."""
+"""Minimum time between rewrites of the durable LSN. A start needs this LSN only to tell damage from a torn tail."""
 
 
 class SnapshotPointer(NamedTuple):

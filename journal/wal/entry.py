@@ -41,7 +41,8 @@ OPERATION_NAMES: Final = dict(enumerate(_NAMES.split(", "), PREPARE))
 """Names of the operations, by number. An unknown number is of a later version; it is kept and shown as a number."""
 
 HEADER: Final = Struct(">IIIQQ")
-"""Header of an entry. Its third field has kind, flags and reserved bits. The latter two are 0 in this version."""
+"""Header of an entry. The third field has kind, flags and reserved bits. Flags and reserved bits are 0 in this
+version."""
 HEADER_SIZE: Final = HEADER.size
 KIND_SHIFT: Final = 24
 

@@ -176,7 +176,7 @@ class JournalFile:
         return None
 
     def filler_end(self, place: int, seed: int) -> int:
-        """Return the LSN after the filler that contains the LSN `place`, or 0. Reads all entries of the file before."""
+        """Return the LSN after the filler that contains LSN `place`; 0 if none does. Reads all entries before it."""
         try:
             for entry in self.entries(self.first + FILE_HEADER_SIZE, seed):
                 if entry.next > place:
@@ -242,7 +242,7 @@ class JournalFiles:
         self.lock = threading.RLock()
         """Held only to change several fields together, never while waiting for the disk."""
         self.file_references = FileReferences()
-        """A reader has a reference while it uses `files`. Until it is released, removed files stay open."""
+        """Each reader has a reference while it uses `files`. Removed files are closed when no reference is left."""
 
     @property
     def active(self) -> JournalFile:

@@ -144,7 +144,7 @@ class JournalRecovery:
     def _read_snapshots(
         self, checkpoint: JournalCheckpoint | None
     ) -> tuple[list[SnapshotHead | None], JournalSnapshot | None]:
-        """Return (head of each snapshot in the checkpoint or None if invalid, newest valid snapshot or None)."""
+        """Return (the head of each snapshot in the checkpoint, None if invalid; the newest valid snapshot or None)."""
         heads: list[SnapshotHead | None] = []
         newest: JournalSnapshot | None = None
         for pointer in checkpoint.snapshots if checkpoint is not None else ():

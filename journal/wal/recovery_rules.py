@@ -21,7 +21,7 @@ from journal.wal.file import FILE_HEADER_SIZE
 
 
 class RequiredFiles(NamedTuple):
-    """Numbers of the files that starts from several snapshots need: numbers in `listed`, and all from `since` on."""
+    """Numbers of all files that a start from one of several snapshots needs: `listed`, and all from `since` on."""
 
     listed: frozenset[int]
     since: int
@@ -124,7 +124,7 @@ class FilesFacts:
 
     @property
     def replayed(self) -> tuple[JournalFileFacts, ...]:
-        """All files from the one that contains `lsn`, or ends at `lsn`, on; none if there is no such file."""
+        """The file that contains `lsn` or ends at `lsn`, and all later files; empty if there is no such file."""
         begins = [n for n, file in enumerate(self.files) if not file.fault and file.first <= self.lsn <= file.end]
         return self.files[begins[-1] :] if begins else ()
 

@@ -163,7 +163,7 @@ class JournalStore:
         return self._roll
 
     def append(self, entries: Sequence[Content]) -> list[int]:
-        """Append all entries in one write and return their LSNs. After a crash, only the first few may be left.
+        """Append all entries in one write and return their LSNs. After a crash, the last ones or all may be missing.
 
         Raises TooLarge, Full (nothing was appended; try again when there is space), Stopped, Closed.
         """
@@ -181,7 +181,7 @@ class JournalStore:
             try:
                 active.append(buffers)
             except Full:
-                # Otherwise a power loss could undo the truncation, and bring back bytes of the rejected append.
+                # The truncation is fsynced. Otherwise a power loss could bring back bytes of the rejected append.
                 if active.truncate_failed_write():
                     self._gate.fsync(active)
                     files.raise_durable(files.end)
@@ -274,7 +274,7 @@ class JournalStore:
     def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the end of the fsync of `plan`: advance `forced_offset`, or if there is an `error`, stop the journal.
 
-        Returns a function with file work, which the caller runs in a worker, or None.
+        Returns a function that rewrites the checkpoint, for the caller to run in a worker; None if that is not due.
         """
         files = self._files
         if error is not None:
@@ -288,7 +288,7 @@ class JournalStore:
 
     @property
     def checkpoint_due(self) -> bool:
-        """True if a checkpoint should start; False while one is running."""
+        """True if a checkpoint should start, after `checkpoint_bytes` or to remove idle files. False while one runs."""
         files = self._files
         if self._checkpoint_running or self.closed or files.stopped is not None:
             return False
@@ -414,7 +414,7 @@ class JournalStore:
             return (*held, ListedFile(active.number, active.first, files.end))
 
     def _write_checkpoint(self, lsn: int, files: tuple[ListedFile, ...], state: Callable[[], bytes]) -> None:
-        """Write a snapshot of all entries before `lsn` and the checkpoint; remove files that neither snapshot needs.
+        """Write a snapshot of the state before `lsn` and the checkpoint; remove files that none of the snapshots needs.
 
         Raises Stopped, Full; the previous checkpoint stays valid in that case.
         """
