@@ -68,8 +68,8 @@ def _heuristic(request: Any) -> str:
 
 def _without_topic(asked: commands.AddSchedule, error: BaseException) -> str:
     """Return the log text if `error` says that the schedule's topic does not exist; "" for any other error."""
-    # A client adds a schedule before it creates its topic, so that no topic is created for an invalid schedule. After
-    # this error the client creates the topic and adds the schedule again.
+    # A client adds a schedule before it creates the schedule's topic, so that no topic is created for an invalid
+    # schedule. After this error the client creates the topic and adds the schedule again.
     if not isinstance(error, UnknownTopic) or isinstance(error, UnknownPartition):
         return ""
     return f"there is no topic {asked.topic} yet; a client makes it, if topics.auto_create is on, and asks again"

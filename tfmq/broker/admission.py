@@ -14,16 +14,16 @@ from tfmq.broker.reply import Reply, Run, Session, client_error
 from tfmq.errors import Busy
 
 QUEUED_JOBS_MAX: Final = 100_000
-"""Maximum of queued jobs. Each takes a few hundred bytes, also after its client has disconnected."""
+"""Maximum number of queued jobs, because of their memory: a few hundred bytes each, until the job has run."""
 
 QueuedJob = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
 
 
 class BoundedExecutor:
-    """Runs jobs in the worker threads of another `Run`, at most `at_once` of them at the same time.
+    """Runs jobs in worker threads, by the function `run`, at most `at_once` jobs at the same time.
 
     The other workers remain free for fsyncs and segment rolls, which therefore never wait for slow jobs of clients.
-    Jobs above that limit are queued, and started round-robin over the callers. When `queued_max` jobs are queued, a
+    Jobs above `at_once` are queued, and started round-robin over the callers. When `queued_max` jobs are queued, a
     further job fails immediately with `Busy`.
     """
 
@@ -37,7 +37,7 @@ class BoundedExecutor:
     def run(
         self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None], caller: object = None
     ) -> None:
-        """Run `work` in a worker, then call `done(result, error)`. The jobs of each `caller` have their own queue."""
+        """Run or queue `work`. At its end call `done(result, error)`. Each `caller` has a queue for its jobs."""
         if self._free:
             self._start(work, done)
         elif self._queued >= self._queued_max:
@@ -68,7 +68,7 @@ class BoundedExecutor:
 REQUEST_BYTES: Final = 512
 """Approximate memory of a pending request in bytes, without its body."""
 RESUME_FRACTION = 2
-"""A paused session is resumed when at most 1/RESUME_FRACTION of its limit is in use, so that it is paused rarely."""
+"""A paused session is resumed only when at most 1/RESUME_FRACTION of its limit is in use, so that pauses are few."""
 
 
 class Backpressure:
@@ -96,8 +96,8 @@ class Backpressure:
     def acquire(self, session: Session, size_bytes: int) -> None:
         """Count a pending request of `size_bytes`. Pause its session if the session then reaches its own limit.
 
-        Raises Busy, and counts nothing, if the request would exceed a limit of the broker. A request of any size is
-        accepted if no bytes are pending.
+        Raises Busy, and counts nothing, if the request would exceed a limit of the broker. Except: if no bytes are
+        pending, a request of any size is accepted.
         """
         if self.pending_requests >= self.pending_requests_max or (
             self.pending_bytes and self.pending_bytes + size_bytes > self.pending_bytes_max
@@ -113,7 +113,10 @@ class Backpressure:
             session.pause()
 
     def release(self, session: Session, size_bytes: int) -> None:
-        """Remove a request of `size_bytes` from the counts after its reply. Resume its session if it has room again."""
+        """Remove a request of `size_bytes` from the counts, after its reply.
+
+        Resume a paused session when at most 1/RESUME_FRACTION of its limit is in use.
+        """
         self.pending_bytes -= size_bytes
         self.pending_requests -= 1
         used = self._usage[session] = self._usage[session] - size_bytes
@@ -126,7 +129,7 @@ class Backpressure:
     def reply_when_done(
         self, reply: Reply, session: Session, fields: Callable[[Any], Iterable[Any]], size_bytes: int = 0
     ) -> Callable[[Any, BaseException | None], None]:
-        """Return a function `done(result, error)`. It replies with `error`, or if that is None, `fields(result)`.
+        """Return a function `done(result, error)`. It replies with `error`, or if that is None, with `fields(result)`.
 
         The request, whose body has `size_bytes`, counts as pending until `done` is called. Raises Busy like `acquire`.
         """

@@ -38,7 +38,7 @@ from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, 
 from tfmq.protocol.commands import TransactionOffsets
 
 TRANSACTION_APPEND_BYTES: Final = 256 << 10
-"""Maximum bytes of one append of effects, unless a single batch is larger; small, because other appends wait."""
+"""Maximum bytes of one append of effects, unless a single batch is larger. Small, because other appends wait for it."""
 
 
 class BrokerApplyTarget:
@@ -61,7 +61,7 @@ class BrokerApplyTarget:
         self._group_offsets = group_offsets
         self._reserved_bytes = 0
         self.delayed: DelayCommands | None = None
-        """Gives access to the arrival log. None during a start, which opens that log after the partitions."""
+        """Gives access to the arrival log. None until a start has opened that log, after the partitions."""
 
     # Disk space
 
@@ -124,11 +124,11 @@ class BrokerApplyTarget:
         return None if partition is None else partition.log.settled(*source)
 
     def check_batch(self, partition: Partition, batch: Batch) -> None:
-        """Check a batch of a transaction, which must not be rejected after the commit. Raises BadBatch."""
+        """Check that the log accepts a batch, so that it is not rejected later, when it is applied. Raises BadBatch."""
         partition.log.check(batch)
 
     def append_bytes_max(self, key: int) -> int:
-        """Return how many bytes of batches one `Append` to the log id `key` may have."""
+        """Return the maximum bytes of all batches in one `Append` to the log with the id `key`."""
         partition = self._find_partition(key)
         own_max = TRANSACTION_APPEND_BYTES if partition is None else partition.append_bytes_max
         return min(TRANSACTION_APPEND_BYTES, own_max)
@@ -210,5 +210,6 @@ class BrokerApplyTarget:
 
 
 def _is_durable(log: Log, end: int) -> bool:
-    # While recovery waits for disk space, `Log.applied` includes appends after `end_offset`, which may still be lost.
+    # While `waits_for_space` is set, recovery has found appends after `end_offset`, but could not make them durable. An
+    # effect in such an append may still be lost. It counts as applied, and `end_offset` is reported as its end.
     return end <= log.forced_offset and not (log.waits_for_space and end >= log.end_offset)

@@ -160,7 +160,7 @@ class Broker(Runtime):
             "catalog": self.catalog.write,
             "partitions": self.produce_handler.write,
         }
-        """Component -> the function that writes what it has queued, in the order in which `end_turn` calls them."""
+        """Component -> the function that writes what it has queued. `end_turn` calls the functions in this order."""
 
     @property
     def transaction_settings(self) -> Mapping[str, Any]:
@@ -169,7 +169,7 @@ class Broker(Runtime):
         return {key.removeprefix(prefix): value for key, value in self.config.values.items() if key.startswith(prefix)}
 
     def reload(self, config: Config) -> None:
-        """Use `config` from now on. It differs only in keys that `tfmq.config.merge_reload` permits."""
+        """Use `config` from now on. It differs from `self.config` only in keys that `merge_reload` permits."""
         self.config = config
         self.limits.update(config.limits)
         self.backpressure.set_limits(self.limits)

@@ -43,10 +43,10 @@ LOG_ID: Final = make_log_id(1, 0)
 PRODUCER_ID: Final = 1
 
 SEGMENT_BYTES: Final = 8 << 20
-"""Small, so that a start is fast: each roll writes a snapshot of the state, and a start reads only later entries."""
+"""Small, so that a start is fast: each roll writes a snapshot, and a start reads only the entries after the newest."""
 
 SEGMENTS_KEPT: Final = 3
-"""Number of segments kept before the end of the log: enough for the newest two snapshots, and one more."""
+"""Number of segments that are kept, up to the end of the log: two for the newest two snapshots, and a spare one."""
 
 ENTRIES_MAX: Final = 100_000
 BYTES_MAX: Final = 32 << 20
@@ -270,8 +270,8 @@ def _require_whole(disk: Disk, folder: str) -> None:
     """Raise Corrupt if a file of the catalog is missing, or if durable bytes of it are missing or damaged.
 
     The checkpoint and the newest snapshot prove up to which offset the catalog was durable; the files must not end
-    before that offset. Damage before the newest snapshot is an error too, although a start does not need those bytes,
-    because `tfmq log verify` would report it. This function writes nothing.
+    before that offset. A start does not need the bytes before the newest snapshot. Damage there is an error all the
+    same, because `tfmq log verify` would report it. This function writes nothing.
     """
     children = disk.list(folder)
     bases = sorted(base for name in children if (base := parse_segment_name(name, SUFFIX)) is not None)
@@ -346,14 +346,14 @@ IDS_PER_SECOND: Final = 256
 CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
 """The clock's number is an id computed from the wall clock: IDS_PER_SECOND for each second since CLOCK_BEGIN_SECONDS
 (November 2023). Ranges start at this number, so that a copy of a data folder does not allocate ids that the original
-has allocated. This works if the clock's number is above the original's last range when the copy is started. It is above
-a range of IDS_PER_SECOND ids a second after the lease of that range, above one of ID_RANGE_MAX ids after 16 seconds."""
+has allocated. For this, the clock's number must be above the original's last range when the copy is started. It is
+above a range of IDS_PER_SECOND ids one second after their lease, and above ID_RANGE_MAX ids 16 seconds after it."""
 CLOCK_ID_MAX: Final = PRODUCER_ID_MAX // 2
 """Upper limit of the clock's number, so that a clock that is wrong by centuries uses up at most half of all ids. A
 correct clock reaches the limit in 2091."""
 
 ID_RANGE_SECONDS: Final = 3600.0
-"""Unused ids of a range older than this are discarded. Far shorter than the time after which idle ids expire."""
+"""If a range is older than this, its unused ids are discarded. Idle ids expire only after a far longer time."""
 
 IdsCallback = Callable[[int, BaseException | None], None]
 
@@ -366,8 +366,8 @@ class IdAllocator:
 
     A data folder may be an old copy whose original has allocated more ids since. The counter in the copy's catalog is
     then lower than ids that are in use. Therefore a range starts at the clock's number (an id computed from the wall
-    clock, see CLOCK_BEGIN_SECONDS) if that is higher than the counter. The first range of a data folder starts at the
-    counter.
+    clock, see CLOCK_BEGIN_SECONDS) if that is higher than the counter. Except: if a data folder has no leases yet, its
+    first range starts at the counter.
     """
 
     def __init__(self, catalog: Catalog, clock: Clock) -> None:
@@ -385,7 +385,7 @@ class IdAllocator:
         lease of the next range is durable.
 
         `in_use` is an id that a client uses. If this id is in the current range, but not allocated yet, the client
-        got it from a broker on a newer copy of this data folder. Then this id and all lower ones are never allocated.
+        got it from a broker on a newer copy of this data folder. Then this id and all lower ids are never allocated.
         """
         self._waiting.append((count, in_use, done))
         if len(self._waiting) == 1:
@@ -429,7 +429,7 @@ class IdAllocator:
         return max(register.next_id, min(seconds * IDS_PER_SECOND, CLOCK_ID_MAX))
 
     def _next_range_ids(self, wanted: int) -> int:
-        # The next range is twice as long as the last one, if that was used up faster than IDS_PER_SECOND.
+        # If the last range was used up faster than IDS_PER_SECOND, the next one is twice as long, else the shortest.
         used_fast = self._end and self._clock.monotonic() - self._leased_at < self._range_ids / IDS_PER_SECOND
         self._range_ids = min(2 * self._range_ids, ID_RANGE_MAX) if used_fast else IDS_PER_SECOND
         return max(self._range_ids, wanted)

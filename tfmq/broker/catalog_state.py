@@ -1,8 +1,8 @@
 """The state of the catalog (the broker's metadata log): topics, counters, groups with their offsets, schedules.
 
 An entry is a msgpack array [kind, fields ...], one record of the catalog's log; docs/formats/catalog.md lists the
-kinds. Replaying the same entries in the same order always leads to the same state, from the first entry on or from a
-snapshot on. An entry that does not fit the state is a sign of damage: applying it raises `ValueError`.
+kinds. Replaying the same entries in the same order, from the first one or from a snapshot on, always leads to the same
+state. An entry that does not fit the state is a sign of damage: applying it raises `ValueError`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ ID_FIRST: Final = LEASED_ID_FIRST
 """The first id that may be leased. Lower ids are reserved for logs and records that the broker itself writes."""
 
 LOST_IDS_MAX: Final = 1 << 20
-"""Number of ids that are skipped after the highest known one if the catalog has lost its counter of ids: they may be in
-use. Ids have 40 bits, enough for a million such repairs."""
+"""If the catalog has lost its counter of ids, so many ids after the highest known one are skipped: they may be in use.
+Ids have 40 bits, enough for a million such repairs."""
 
 LEASE_SPACING_MS: Final = 600_000
 """All leases made within ten minutes are stored as one, with the time of the first. So an id may appear up to ten
@@ -102,8 +102,8 @@ class PartitionOwner(NamedTuple):
 class GroupState:
     """A group in the catalog: last generation, owners of partitions, committed offsets.
 
-    `released` has partitions that were released by their owner before any offset was committed for them. They are
-    remembered only if the group has an offset in another partition of the topic: then they count in the group's lag.
+    `released` has partitions that their owner released before any offset was committed for them. Such a partition is
+    remembered only if the group has an offset in another partition of the topic: then it counts in the group's lag.
     """
 
     __slots__ = ("generation", "offsets", "owners", "released")
@@ -141,7 +141,7 @@ class CatalogState:
         self.groups: dict[str, GroupState] = {}
         self.offsets_count = 0
         self.owners_count = 0
-        """`offsets_count` and `owners_count` are sums over all groups, of `offsets` and `GroupState.owners_count`."""
+        """Sums over all groups: `offsets_count` of committed offsets, `owners_count` of `GroupState.owners_count`."""
         self.applied_lsns: dict[int, tuple[int, int]] = {}
         """Id of a transaction journal -> position (high, low) of its last commit whose group offsets are in this state.
         `high` is the LSN of the commit entry, `low` is 0."""
@@ -382,7 +382,7 @@ class ScheduleRow(NamedTuple):
         return SCHEDULE_ROW_BYTES + len(self.attribute) + len(self.payload or b"")
 
     def same_definition(self, other: ScheduleRow) -> bool:
-        """Return whether clients added both schedules with the same parameters."""
+        """Return whether both schedules were added with the same parameters."""
         return self[1:9] == other[1:9]
 
 
@@ -420,7 +420,7 @@ class ScheduleTable:
             self.size_bytes -= row.size_bytes
 
     def set_state(self, id: int, incarnation: int, partition: int, through_ms: int, paused: bool) -> None:
-        """Set the fields of a schedule that can change, if the schedule exists."""
+        """If the schedule exists, set all its fields that can change."""
         row = self._by_id.get(id)
         if row is not None:
             self._by_id[id] = row._replace(

@@ -1,4 +1,4 @@
-"""Verify and repair a data folder: catalog, version file and paths of the wrong type here, the rest with `fsck`.
+"""Verify and repair a data folder. Catalog, version file and wrong paths are handled here, the rest by `fsck` modules.
 
 The catalog is rebuilt from its newest valid snapshot, the readable entries after the snapshot, and the folders of the
 partitions, the transaction journal and the delayed messages. A repair that was interrupted, for example by a power cut,
@@ -265,7 +265,7 @@ def _resume(topic: str, number: int) -> str:
 
 
 def lost_is_damage(report: VerifyReport) -> VerifyReport:
-    """Change the findings of `report` so that the stop of a log that lost all messages counts as damage. Return it."""
+    """Change the findings of `report`: the stop of a log counts as damage if its messages are lost. Return `report`."""
     report.findings = [
         replace(each, what=each.what.removeprefix(STOPPED), weight=DAMAGE)
         if each.what.startswith(tuple(STOPPED + loss for loss in LOSSES))
@@ -484,7 +484,7 @@ def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
 
 
 def _add_from_folders(disk: Disk, data: str, register: CatalogState) -> list[str]:
-    """Add topics, partitions and ids that only the folders show to the state. Return a text for each addition."""
+    """Add to the state the topics, partitions and ids that only the folders show. Return a text for each topic."""
     said: list[str] = []
     known = register.next_id - 1
     topics: dict[int, tuple[str, int]] = {}
@@ -531,7 +531,7 @@ def _add_topic(register: CatalogState, incarnation: int, topic: str, count: int)
 
 
 def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> int | None:
-    """Return the log id in a folder's checkpoint, else the one in most of its block trailers; None if unknown."""
+    """Return the log id from the folder's checkpoint, or else from its block trailers; None if neither has one."""
     if not disk.is_folder(folder):
         return None
     with suppress(JournalError):
@@ -544,8 +544,8 @@ def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> 
 
 
 def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
-    # The new snapshot is written before the new checkpoint, by which the log begins at that snapshot. So after a power
-    # cut there is either the old or the new catalog.
+    # The new checkpoint says that the log begins at the new snapshot. It is written after the snapshot, so that a power
+    # cut leaves either the old or the new catalog.
     folder = found.folder
     if not disk.exists(folder):
         disk.make_folder(folder)
@@ -572,7 +572,7 @@ def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
 
 
 def logs_of(disk: Disk, data: str) -> list[tuple[str, str]]:
-    """Return (folder, suffix of segments) for each partition, and the arrival log, that has or had segments."""
+    """Return (folder, suffix of segments) for the partitions and the arrival log, except where `has_log` is False."""
     partitions = [name for name in disk.list(data) if filenames.parse_partition_folder(name) is not None]
     folders = [(filenames.join(data, name), filenames.SEGMENT_SUFFIX) for name in partitions]
     arrivals = filenames.join(filenames.join(data, DELAY_FOLDER), ARRIVALS_NAME)
@@ -602,7 +602,7 @@ def applied_lsn(disk: Disk, data: str) -> int:
 
 
 def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -> int:
-    # The LSN is in the newest snapshot, or in a block trailer after that snapshot.
+    # The highest applied LSN is in the newest snapshot, or in a block trailer after that snapshot.
     log_id = _log_id(disk, folder, suffix)
     if log_id is None:
         return NO_LSN
@@ -760,7 +760,7 @@ def _makes_unreadable(error: OSError, folder: str) -> bool:
 
 @dataclass
 class DataRepairResult:
-    """The repaired files and ranges of a data folder, by part. `failed`: errors of parts that could not be repaired."""
+    """The repaired files and ranges of each part of a data folder. `failed`: errors of parts that were not repaired."""
 
     folder: list[RepairedFile] = field(default_factory=list)
     logs: list[RepairedRange] = field(default_factory=list)

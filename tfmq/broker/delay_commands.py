@@ -1,4 +1,4 @@
-"""Commands for delayed messages: checks of the requests, which the `DelayQueue` executes, and the replies."""
+"""Commands for delayed messages: check each request, pass it to the `DelayQueue`, and reply with the result."""
 
 from collections.abc import Callable
 from functools import partial
@@ -205,7 +205,7 @@ class DelayCommands:
         return found
 
     def _is_own(self, handle: Handle) -> bool:
-        """Return whether this broker made the handle, for the message that has the handle's number now."""
+        """Return whether this broker made the handle, and has not given its number to another message since."""
         if handle.store_id == self.issuer_of(handle.number):
             return True
         return handle.number < self._epochs.unmarked_end and handle.store_id == self._issuer_in(None)
@@ -226,7 +226,7 @@ class DelayCommands:
         self.queue.list(query, self._quotas.reply_when_done(reply, session, self._list_fields))
 
     def _list_fields(self, found: ListPage) -> tuple[Any, ...]:
-        # All rows fit into a page, unless they have long keys. Then only the first rows are returned, at least one.
+        # Rows with long keys may not fit into PAGE_BYTES. Then only as many rows as fit are returned, but at least one.
         sizes = accumulate(ROW_BYTES_MAX + len(each.attribute or b"") for each in found.rows)
         count = max(1, sum(size <= PAGE_BYTES for size in sizes))
         rows = [self._list_row(each) for each in found.rows[:count]]
@@ -237,7 +237,7 @@ class DelayCommands:
         return rows, found.more, after
 
     def histogram(self, request: DelayedHistogram, reply: Reply, session: Session) -> None:
-        """Reply with the numbers of waiting messages by due time. Raises UnknownTopic."""
+        """Reply with the number of waiting messages between each two `edges` (due times), and the total number."""
         done = self._quotas.reply_when_done(reply, session, lambda found: (list(found.counts), found.pending))
         self.queue.histogram(request.edges, self._log_filter(request.topic, None), done)
 

@@ -173,7 +173,7 @@ class DelayedProduceAppend(ProduceAppend):
         super().appended(partition, [answer])
 
     def copy_bytes(self, *, staged: bool = False) -> None:
-        """Copy the records even if `staged`, because the delay queue reads them after the append."""
+        """Copy the records, even if `staged` is set, because the delay queue reads them after the append."""
         if not self._body_released:
             self._body = bytes(self._body)
             self._release_body()
@@ -209,7 +209,7 @@ class DelayedProduceAppend(ProduceAppend):
         super().rejected(reply.arrival_log_error(error))
 
     def _withdraw(self) -> None:
-        """If a batch was announced to the delay queue, report that it is not written now."""
+        """If the append was announced to the delay queue, tell the queue that it is not written now."""
         expected, self._expected = self._expected, None
         if expected is not None:
             self._queue.append_failed(expected.ticket)
@@ -235,7 +235,7 @@ class DelayedEffectAppend(EffectAppend):
             ahead = self._queue.ahead_ms()
             dues = effective_due_times_at(asked.dues, decided_ms, self._queue.now_ms(), ahead)
             note = notes.arrival_header(asked.log_id, asked.topic, dues, asked.size_bytes, ahead)
-            # No bytes across two batches can look like a block trailer: the format of arrival headers prevents that.
+            # Bytes of two adjacent batches never look like a block trailer: the format of arrival headers prevents it.
             self._batches += arrival_batches(note, *records)
             self._expected.append((ExpectedArrival(note, self._queue.begin_append(dues.low)), records.data))
         return self._batches

@@ -39,7 +39,7 @@ FILTER_BYTES_INLINE: Final = 64 << 10
 """Larger reads are filtered by tag in a worker: filtering 8 MiB of small records takes a tenth of a second."""
 
 FilteredRead = tuple[Chunk, list[memoryview] | None]
-"""(result of the read, its blocks that match the tags of the fetch; None instead of blocks if it has no tags)."""
+"""(result of the read, those of its blocks that match the tags of the fetch, or None if the fetch has no tags)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +181,7 @@ class FetchHandler:
             self._park(poll)
 
     def _read_failed(self, poll: FetchInProgress, error: BaseException) -> None:
-        """Park the fetch if there is no written (or durable) record at its offset yet, else reply with the error."""
+        """If the offset was beyond the end of the log, but is not any more, park the fetch. Else send the error."""
         if isinstance(error, BeyondEnd) and poll.offset <= poll.partition.log.end_offset:
             self._park(poll)
             return

@@ -22,7 +22,7 @@ from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped
 from tfmq.protocol.commands import BY_EARLIEST, BY_LATEST, BY_ORDINAL, BY_TIME_MS, ORDINAL_UNKNOWN, Locate, Truncate
 
 ONE_BLOCK: Final = 1
-"""A read with this limit, less than the size of any block, returns only the block that contains the offset."""
+"""Limit in bytes of a read. Every block is larger, so the read returns only one block: the one that has the offset."""
 
 
 def record_offset(log: Log, offset: int, records: int) -> int:
@@ -71,9 +71,9 @@ def ordinal_of(log: Log, offset: int) -> int:
 def find_location(log: Log, by: int, value: int) -> tuple[int, int]:
     """Return the offset and ordinal of the record that LOCATE requests.
 
-    `by` is one of the BY_ constants: the first record, the durable offset, or whether `value` is an offset, an ordinal
-    or a time (ms). If `value` is outside of the log, the nearest end of the log is returned. If the ordinal cannot be
-    counted because of damage, it is ORDINAL_UNKNOWN.
+    `by` (a BY_ constant) says what is requested: the first record, the durable offset, or the record whose offset,
+    ordinal or time (ms) is `value`. If `value` is outside of the log, the start or the end of the log is returned. If
+    the ordinal cannot be counted because of damage, it is ORDINAL_UNKNOWN.
     """
     if by == BY_EARLIEST:
         return log.first_offset, log.first_ordinal
@@ -114,8 +114,8 @@ ROUND_SECONDS: Final = 60.0
 class Retention:
     """Periodic deletion of sealed segments by age and size, and TRUNCATE.
 
-    The last segment is sealed (closed for appends) when it is old, so that it can be deleted later. Each round also
-    removes idle producer ids. Partitions are processed one after the other, so that a round uses only one worker.
+    The last segment is sealed (closed for appends) after `LogOptions.roll_seconds`, so that it can be deleted later.
+    Each round also removes idle producer ids. Partitions are processed one after the other, to use only one worker.
     """
 
     def __init__(self, *, topics: Topics, timers: Timers, clock: Clock) -> None:
@@ -142,7 +142,7 @@ class Retention:
         self._timers.after(ROUND_SECONDS, self._start_round, deferrable=True)
 
     def _process_next(self) -> None:
-        """Process the remaining partitions. If one has retention, start that; `_retained` then processes the others."""
+        """Process partitions up to the next one with retention, and start its retention. `_retained` then continues."""
         while self._remaining:
             partition = self._remaining.popleft()
             if partition.deleted or partition.file_work_running:

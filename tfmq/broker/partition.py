@@ -102,7 +102,7 @@ class Partition:
         return bool(self._queue) and not self.file_work_running
 
     def write(self) -> None:
-        """Write all queued appends. While a worker does file work, do nothing, because its end calls this again."""
+        """Write all queued appends. Does nothing while a worker does file work; the end of that work calls `write`."""
         while self._queue and not self.file_work_running:
             staged = self._stage_queued()
             if not staged.items:
@@ -345,7 +345,7 @@ class Partition:
         self.run_exclusively(self.log.resume, ended)
 
     def _reject_effects(self) -> None:
-        # Recovery may have truncated written effects. They must be applied again before queued ones of their source.
+        # Recovery may have truncated written effects. They must be applied again first, so queued effects are rejected.
         self.end_exclusive()
         waiting, self._queue = self._queue, deque(each for each in self._queue if not each.is_effect)
         for each in waiting:
@@ -389,18 +389,18 @@ def _append_error(error: BaseException) -> TfmqError:
 
 
 def raise_error(result: Any, error: BaseException | None) -> None:
-    """Raise `error`, if any: the `done` callback of worker jobs whose result nothing waits for."""
+    """Raise `error` if it is not None. Used as the `done` callback of worker jobs whose result nothing waits for."""
     if error is not None:
         raise error
 
 
 class PendingAppend(ABC):
-    """A queued append. Exactly one of `appended` and `rejected` is called."""
+    """A queued append. `appended` or `rejected` is called once, unless `prepare` has returned None."""
 
     __slots__ = ()
     size_bytes: int
     alone = False
-    """Whether this append must not be combined with other appends, not even of the same source, into one of the log."""
+    """Whether this append is written alone: not combined with other appends, even if these have the same source."""
     is_effect = False
     """Whether this is an append by the broker itself: of a committed transaction, due delayed messages or a schedule.
     Its batches have been checked before. Their bytes do not change until the append is complete."""

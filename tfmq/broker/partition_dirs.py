@@ -86,9 +86,9 @@ class PartitionDirs:
     def create_missing(self, topic: TopicRow, made: list[str] | None = None) -> list[OpenedPartition]:
         """Create and open the partitions that the topic lacks. On error none of them stays open.
 
-        If an interrupted attempt has left a folder, it is used. The paths of new folders are appended to `made`, also
-        on error. Then the caller deletes only these folders, because the others may contain data. Raises OSError, Full,
-        Corrupt (WrongLog if the folder belongs to another topic), Busy when the broker is stopping.
+        A folder that an interrupted attempt has left is used. The paths of folders that this call creates are appended
+        to `made`. On error the caller deletes only these folders, because the other ones may contain data. Raises
+        OSError, Full, Corrupt (WrongLog if the folder belongs to another topic), Busy when the broker is stopping.
         """
         opened: list[OpenedPartition] = []
         try:
@@ -244,7 +244,7 @@ class PartitionDirs:
 
 
 def log_recovery(opened: Log, *, damage: bool = True) -> None:
-    """Write log lines about what the recovery of a log found and did; with `damage` False not about damaged ranges."""
+    """Write log lines about what the recovery of a log found and did. If `damage` is False, leave out the damage."""
     found = opened.recovery
     for warning in found.warnings:
         log.warning("%s: %s", opened.folder, warning)

@@ -83,7 +83,7 @@ class ProduceAppend(PendingAppend):
         repeated: bool,
         answer: Appended | StoredBatch,
     ) -> None:
-        """Reply once the log is durable up to `end` if the request has acks=synced, else reply now."""
+        """If the request has acks=synced, reply once the log is durable up to `end`; else reply now."""
         fields = (repeated, answer.append_time, answer.first_ordinal)
         if self._request.acks == ACKS_SYNCED:
             self._release_body()

@@ -18,7 +18,7 @@ SNAPSHOT_NAME: Final = "the producers' snapshot"
 _new: Final = tuple.__new__
 """Creates a NamedTuple from a tuple of all its fields, without calling the slower `__new__` of its class."""
 PRODUCERS_OVERSHOOT: Final = 2
-"""At this many times the limit of ids, each new id evicts the longest idle one. Below, only `expire` evicts ids."""
+"""At this many times the limit of ids, each new id evicts the longest idle id. Below that, only `expire` evicts."""
 
 LeaseTimeMs = Callable[[int], int | None]
 """Function that returns when an id was leased (wall clock, ms), None if never; see `CatalogState.lease_time_ms`."""
@@ -44,8 +44,8 @@ class DuplicateBatch(NamedTuple):
     """The reply to a batch whose records are in the log already.
 
     `first_offset_walk`: None if `stored` has the offset of the batch's first record. Otherwise it is (offset, records):
-    the first record is `records` records after the one at `offset`, and the caller must read its offset from the log.
-    This happens only after a restart, because recovery merges adjacent small batches.
+    the first record is `records` records after the one at `offset`, and the caller must find its offset in the log.
+    This is necessary only after a restart, because recovery merges adjacent small batches.
     """
 
     stored: StoredBatch
@@ -76,9 +76,10 @@ class ProducerState:
     closed id its successor is remembered too. Recovery rebuilds the state from a snapshot and the blocks after that
     (`journal.log.checkpoint.State`).
 
-    Ids that are idle for too long are removed. If there are too many ids, the longest idle ones are removed, too. The
-    highest removed id is kept as `floor`: an unknown id at or below the floor may have sent before, so it is rejected
-    instead of being taken for a new one. Ids are allocated in increasing order, so the floor never rejects a newer id.
+    Ids that are idle for longer than `idle_ms` are removed. If there are more than `entries_max` ids, the longest idle
+    ones are removed, too. The highest removed id is kept as `floor`: an unknown id at or below the floor may have sent
+    before, so it is rejected instead of being taken for a new one. Ids are allocated in increasing order, so the floor
+    never rejects a newer id.
     """
 
     def __init__(self, *, remembered: int, entries_max: int, idle_ms: int, leased_ms: LeaseTimeMs) -> None:
@@ -106,7 +107,7 @@ class ProducerState:
     ) -> DuplicateBatch | None:
         """Return None if the batch may be appended, a `DuplicateBatch` if it is in the log already.
 
-        If `gaps` is set (for acks=none), a batch after a gap may be appended, too; otherwise it raises SequenceGap.
+        If `gaps` is set (for acks=none), a batch after a gap may be appended, too; otherwise SequenceGap is raised.
         Raises StaleProducer (the id is closed), UnknownProducer (the id, or the reply to a duplicate, is not known any
         more), and BadRequest (only a part of the batch is in the log).
         """
@@ -159,7 +160,7 @@ class ProducerState:
         stream.batches.clear()
 
     def expire(self, now_ms: int) -> int:
-        """Remove ids that are idle for too long, and the longest idle ones above the limit. Return their number."""
+        """Remove ids idle for longer than `idle_ms`, and the longest idle ids above `entries_max`. Return how many."""
         before = len(self._entries)
         while self._entries:
             stream = next(iter(self._entries.values()))
@@ -239,7 +240,7 @@ class ProducerState:
         self._append_continues = control.more_follows
 
     def _apply_run(self, producer_id: int, run: StoredBatch) -> None:
-        """Add a run as a batch. If it continues the producer's last batch in the same append, extend that batch."""
+        """Add a run of records as a batch. If it continues the last batch of the same append, extend that batch."""
         stream = self._entries.get(producer_id)
         last = stream.batches[-1] if stream is not None and stream.batches else None
         if stream is None or last is None or not self._append_continues or not _is_contiguous(last, run):

@@ -28,7 +28,7 @@ for a roll of the catalog's log, and for a second deletion."""
 SIZE_BYTES: Final = PIECE_COUNT * PIECE_BYTES
 
 FREE_BYTES_MIN: Final = 8 * SIZE_BYTES
-"""The file is created only if this much space is free, because the last space of a small disk is for messages."""
+"""The reserve file is filled only if so many bytes are free, because the last space of a small disk is for messages."""
 
 RETRY_SECONDS: Final = 10.0
 """Minimum time between two attempts to bring the file back to its full size."""
@@ -67,8 +67,8 @@ class FullDiskLog:
     def appended(self, size_bytes: int) -> None:
         """Record a successful append while the disk is full.
 
-        The append shows that there is space again, unless it is smaller than all rejected appends, and the last of
-        these was rejected less than RECOVERED_SECONDS ago.
+        The append proves that there is space again in two cases: if it is at least as large as the smallest rejected
+        append, or if no append was rejected in the last RECOVERED_SECONDS.
         """
         if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + RECOVERED_SECONDS:
             self._appended = True
@@ -124,7 +124,7 @@ class SpaceReserve:
         return True
 
     def refill(self) -> None:
-        """Fill the reserve file in a worker, unless it is full or the last attempt was a short time ago."""
+        """Fill the reserve file in a worker, unless it is full, or was changed in the last RETRY_SECONDS."""
         now = self._clock.monotonic()
         if self._filling or self._size == SIZE_BYTES or now < self._not_before:
             return
@@ -138,7 +138,7 @@ class SpaceReserve:
         self._run(lambda: _size_or_zero(self.fill), filled)
 
     def fill(self) -> int:
-        """Extend the reserve file to SIZE_BYTES, if the disk has enough space. Return its size in bytes.
+        """Extend the reserve file to SIZE_BYTES, if at least FREE_BYTES_MIN are free. Return its size in bytes.
 
         The file system cannot compress the content, and the file is fsynced, so that the space is really allocated.
         Raises OSError, Full.

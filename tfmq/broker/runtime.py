@@ -50,7 +50,10 @@ class Runtime:
         self._run = run
 
     def settings(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a topic's settings: from its section of the configuration, else from `own`, else from the broker's."""
+        """Return the settings of the topic `name`. `own` has the settings made for this topic only.
+
+        Each is from the topic's section of the configuration, else from `own`, else from the broker's settings.
+        """
         return {**self.config.values, **own, **self.config.topic.get(name, {})}
 
     def partitions_default(self, name: str, own: Mapping[str, Any]) -> int:

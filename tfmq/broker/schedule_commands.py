@@ -23,14 +23,14 @@ logger = logging.getLogger("tfmq.broker")
 
 ErrorCallback = Callable[[BaseException | None], None]
 Finish = Callable[..., None]
-"""finish(error, *fields): ends a change of a schedule, and replies with `error`, or with `fields` if it is None."""
+"""finish(error, *fields): ends a change of a schedule. Replies with `error`, or if that is None, with `fields`."""
 
 
 class ScheduleCommands:
     """The commands for schedules. Changes of one schedule are made one after the other.
 
-    The catalog stores the schedules. The block trailers of the partition to which a schedule sends record which of its
-    messages were sent. A change is durable in the catalog before the reply. A schedule is bound to one partition of one
+    The catalog stores the schedules. The messages that a schedule has sent are recorded in the block trailers of the
+    target partition. A change is durable in the catalog before the reply. A schedule is bound to one partition of one
     incarnation of its topic. If the topic is deleted and created again, the schedule is bound to the new incarnation,
     and sends to it only messages whose time is after the binding.
     """
@@ -66,7 +66,7 @@ class ScheduleCommands:
         self.scheduler.timer.start()
 
     def topic_created(self, topic: Topic) -> None:
-        """Bind the schedules for this topic to it, after it was created or has grown, unless they are bound already."""
+        """After a topic was created or has grown, bind its schedules that are not bound to this incarnation yet."""
         for run in self._running.values():
             if run.row.topic == topic.name and run.row.incarnation != topic.incarnation:
                 self._bind(run)

@@ -32,7 +32,7 @@ from tfmq.message import Attribute, decode_attribute, encode_attribute
 logger = logging.getLogger("tfmq.broker")
 
 MESSAGES_AT_ONCE: Final = 100
-"""Maximum messages of one schedule in one append, as after a downtime. To encode them takes some ten milliseconds."""
+"""Maximum messages of one schedule in one append. After a downtime more may be due. Encoding 100 takes about 10 ms."""
 
 TOPIC_GONE: Final = "There is no topic {topic}: create it (tfmq topic create {topic}), or remove the schedule."
 CLOCK_BEHIND: Final = (
@@ -105,7 +105,7 @@ class Scheduler:
         self.timer.process_at(run, self.next_unresolved(run))
 
     def partition_resumed(self, log_id: int) -> None:
-        """Plan the schedules of a resumed partition again, because the resume may have truncated sent messages."""
+        """Recompute the next times of the partition's schedules: its resume may have truncated sent messages."""
         for run in self.timer.schedules.values():
             if run.key == log_id and not run.is_sending and not self.timer.is_parked(run):
                 self.plan(run)
@@ -114,7 +114,7 @@ class Scheduler:
     # The times that a schedule has sent or will send, and the reason if it does not send
 
     def next_unresolved(self, run: RunningSchedule) -> int | None:
-        """Return the first time that was neither sent nor skipped, which may be past; None if paused or invalid."""
+        """Return the first scheduled time, past or future, that was not sent or skipped; None if paused or invalid."""
         if run.row.paused or run.cron is None:
             return None
         return run.cron.next_after(self.resolved_until(run))
@@ -154,7 +154,7 @@ class Scheduler:
             run.durable_ms = settled[0]
 
     def trouble(self, run: RunningSchedule) -> str:
-        """Return why the schedule does not send due messages, or will not send them; "" if it does."""
+        """Return why the schedule does not or will not send its due messages; "" if it sends them."""
         if run.cron is None:
             return run.trouble
         if self._topics.by_incarnation(run.row.incarnation) is None:
@@ -166,7 +166,7 @@ class Scheduler:
         return self.resolved_until(run) - self._clock.wall_ms() >= GRACE_MS
 
     def _clock_set_back(self, now: int) -> None:
-        """Plan all schedules again. Times after `now` occur once more, so they do not count as skipped any more."""
+        """Recompute the next times of all schedules. No time after `now` counts as skipped: it will occur once more."""
         for run in list(self.timer.schedules.values()):
             run.skipped_ms = min(run.skipped_ms, now)
             if not run.is_sending and not self.timer.is_parked(run):
@@ -195,7 +195,7 @@ class Scheduler:
         except Exception as error:
             self.retry_later(run, error)
             return
-        # Determine the times for which to send messages; in a worker if that takes long.
+        # Determine the times to send for; in a worker if the misfire rule is `all` and several are due.
         after, now = self.resolved_until(run), self._clock.wall_ms()
         many = run.row.misfire == SEND_ALL and len(list(islice(cron.moments_between(after, now), 2))) > 1
         found = partial(moments_to_send, cron, run.row.misfire, after, now)
@@ -246,7 +246,7 @@ class Scheduler:
             self.plan(run)
 
     def _send(self, run: RunningSchedule, moments: list[int]) -> None:
-        """Append as many messages as fit one append. The other messages are appended when these are durable."""
+        """Append the first messages, as many as fit one append. When these are durable, the other messages follow."""
         try:
             size = len(run.batch(moments[0]).data)
             count = min(max(1, self._destination.append_bytes_max(run.key) // size), MESSAGES_AT_ONCE)
@@ -321,7 +321,7 @@ class RunningSchedule:
     def __init__(self, row: ScheduleRow, kept: bool = False) -> None:
         self.row = row
         self.next_ms: int | None = None
-        """When the schedule is processed next (wall clock, ms); None: not before the next plan."""
+        """When the schedule is processed next (wall clock, ms); None: not until `Scheduler.plan` sets a time."""
         self.durable_ms = 0
         """The messages for times up to this one (ms) are durable in the partition to which the schedule sends."""
         self.skipped_ms = 0
@@ -351,7 +351,7 @@ class RunningSchedule:
             self.cron, self.trouble = None, str(error)
 
     def replace_row(self, row: ScheduleRow) -> None:
-        """Replace the row after a change. If the partition changes, no message of the schedule is durable there yet."""
+        """Replace the row after a change. Reset `durable_ms` if the new row names another partition."""
         if (row.incarnation, row.partition) != (self.row.incarnation, self.row.partition):
             self.durable_ms = 0
         self.row = row
@@ -431,7 +431,7 @@ PAUSE_SECONDS: Final = 0.005
 """Pause between two portions of work, so that other requests are served."""
 
 OBSOLETE_ENTRIES_MAX: Final = 64
-"""The heap is rebuilt when it has more than this plus two entries per schedule, because most are obsolete then."""
+"""The heap is rebuilt above two entries per schedule plus this: then at least half of its entries are obsolete."""
 
 Step = Callable[[], None]
 
@@ -527,7 +527,7 @@ class ScheduleTimer:
             self._round = self._timers.after(ROUND_SECONDS, self._run_round, deferrable=True)
 
     def _run_round(self) -> None:
-        """Run a portion, which checks the clock, unless the timer for the next due schedule is about to do so."""
+        """Run a portion, which checks the clock, unless the timer `_alarm` will run one within PAUSE_SECONDS."""
         alarm = self._alarm
         if alarm is not None and not _is_finished(alarm) and alarm.due <= self._timers.now() + PAUSE_SECONDS:
             self._set_timers()

@@ -64,8 +64,8 @@ def create_data_folder(broker: Broker) -> None:
             raise not_a_folder_error(path)
     if broker.disk.exists(join(broker.meta, VERSION_NAME)):
         return
-    # There is no version file. So an earlier start may have created folders and ended before it fsynced their parent
-    # folders, and all parent folders are fsynced again.
+    # There is no version file. So an earlier start may have created folders, and may have ended before it fsynced their
+    # parent folders. Therefore all parent folders are fsynced here.
     missing = []
     path = broker.meta
     while path not in ("", ".", "/") and not broker.disk.exists(path):
@@ -167,7 +167,7 @@ def finish_creations(broker: Broker) -> None:
 
 
 def open_partitions(broker: Broker) -> None:
-    """Open every partition's log, which recovers the log and rebuilds the producer state."""
+    """Open every partition's log. This recovers the log and rebuilds the producer state."""
     for topic in _in_state(broker, OPEN) + _in_state(broker, GROWING):
         opened = partial(broker.partition_dirs.open_or_reason, topic)
         broker.topics[topic.name] = Topic(topic, list(map(opened, range(topic.partitions))))
@@ -177,13 +177,13 @@ def open_partitions(broker: Broker) -> None:
 
 
 def skip_known_ids(broker: Broker) -> None:
-    """Skip producer ids that the catalog has not leased, but partitions contain, as after restoring an old catalog."""
+    """Skip the producer ids in partitions that the catalog has not leased, because an older catalog was restored."""
     known = max((each.producers.highest_id for each in broker.topics.partitions()), default=0)
     _skip_ids(broker, known, "the partitions")
 
 
 def _skip_ids(broker: Broker, known: int, source: str) -> None:
-    """Skip the ids up to `known`, the highest one in `source`, if the catalog's counter of ids is not above it."""
+    """Skip the ids up to `known`, the highest id found in `source`, if the catalog's counter of ids is not above it."""
     if known >= broker.catalog.state.next_id:
         log.error("the catalog is older than %s: ids up to %d were given out before", source, known)
         broker.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, broker.clock.wall_ms()))
@@ -203,7 +203,7 @@ def start_delay(broker: Broker) -> None:
 def start_transactions(broker: Broker) -> None:
     """Open the transaction journal, restore prepared transactions, and apply committed ones.
 
-    Worker jobs and fsyncs run in this thread. Commits are applied later if one of their targets accepts no appends.
+    Worker jobs and fsyncs run in this thread. A commit is applied later if one of its targets accepts no appends.
     """
     broker.create_transactions(open_transaction_store(broker))
     transactions = broker.transaction_commands
@@ -295,8 +295,8 @@ def _in_state(broker: Broker, state: str) -> list[TopicRow]:
 NEW_DELAY_MARKER: Final = "new-delay"
 NEW_JOURNAL_MARKER: Final = "new-journal"
 """Files in DATA/meta that request a new delay store or a new transaction journal. An operator creates such a file to
-replace a lost store or journal. The first start also creates them. A start deletes each when the store or journal
-exists."""
+replace a lost store or journal. The first start creates both files itself. A start deletes the file when the new store
+or journal exists."""
 
 
 def open_delay(broker: Broker) -> None:
@@ -461,7 +461,7 @@ def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int
             "%s was damaged from %d to %d (%s): %d records are kept, %d lost; the file as it was is kept as %s",
             each.file, each.first, each.next, each.reason, each.kept, each.lost, each.file + DAMAGED_SUFFIX,
         )  # fmt: skip
-    # A damaged range may begin with records that are in the buckets: only records after those can be lost.
+    # A damaged range may begin with records that are in the buckets, too. Only the records after these can be lost.
     return sum(min(each.lost, max(0, each.first_ordinal + each.kept + each.lost - number)) for each in repaired)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from journal.clock import Clock
 
 ROUNDING_SECONDS: Final = 0.25
-"""Long waits end at multiples of this, so that the waits of many idle clients end together in a few turns."""
+"""Waits set by `after_rounded` end at multiples of this, so that many idle clients are served together in few turns."""
 ROUNDED_WAIT_MIN: Final = 20
 """Waits shorter than ROUNDED_WAIT_MIN * ROUNDING_SECONDS are not rounded."""
 CANCELLED_KEPT_MAX: Final = 1024
@@ -51,7 +51,7 @@ class Timers:
         return timer
 
     def after_rounded(self, seconds: float, call: Callable[[], None]) -> Timer:
-        """Schedule `call()` like `after`, but up to ROUNDING_SECONDS earlier if the wait is long."""
+        """Schedule `call()` like `after`. Long waits (see ROUNDED_WAIT_MIN) end up to ROUNDING_SECONDS earlier."""
         if seconds >= ROUNDED_WAIT_MIN * ROUNDING_SECONDS:
             now = self.now()
             seconds = (now + seconds) // ROUNDING_SECONDS * ROUNDING_SECONDS - now

@@ -65,7 +65,7 @@ class TopicAdmin:
     # METADATA
 
     def metadata(self, request: Metadata, reply: Reply, session: Session) -> None:
-        """Reply with the requested topics that exist, after creating missing ones if requested. Raises UnknownTopic."""
+        """Create missing topics if requested. Then reply with the requested topics that exist. Raises UnknownTopic."""
         names = sorted(self._topics) if request.topics is None else list(dict.fromkeys(request.topics))
         missing = [name for name in names if name not in self._topics]
 
@@ -316,7 +316,7 @@ class TopicAdmin:
         self._run(partial(self._folders.create_archive, folder), made)
 
     def configured_settings(self, name: str) -> dict[str, str]:
-        """Return key -> origin for each setting that the configuration fixes for a topic. See `effective_settings`."""
+        """Return key -> origin (where it is set) for each setting that the configuration fixes for a topic."""
         return {
             key: self._runtime.config.origins.get(f'topic."{name}".{key}', "configuration")
             for key in self._runtime.config.topic.get(name, {})

@@ -1,4 +1,4 @@
-"""Transaction commands: checks of the requests, which the transaction coordinator executes, and the replies."""
+"""Transaction commands: check each request, pass it to the transaction coordinator, and reply with the result."""
 
 from collections.abc import Callable
 from functools import partial
@@ -41,15 +41,15 @@ from tfmq.transaction.requests import TransactRequest as WholeTransaction
 from tfmq.transaction.store import TransactionStore
 
 COPY_BYTES: Final = 64 << 10
-"""Smaller bodies are copied (5 us at most), because each would keep the receive buffer of a whole turn in memory."""
+"""Bodies up to this size are copied (5 us at most). Uncopied, each keeps a whole turn's receive buffer in memory."""
 
 
 class TransactionCommands:
     """The commands for transactions. Each method of a command replies once, or raises.
 
     A request counts as pending (`Backpressure`) until its reply. When a batch is sent, it is checked as if it were
-    appended to its partition immediately, because it must not be rejected after the commit. Only its producer sequence
-    is checked by the coordinator.
+    appended to its partition immediately, because it must not be rejected after the commit. Its producer
+    sequence is not checked here, but by the coordinator.
     """
 
     def __init__(

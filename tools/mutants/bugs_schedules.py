@@ -121,12 +121,12 @@ SENDING: Final = (
         (
             "            self.retry_later(run, error)\n"
             "            return\n"
-            "        # Determine the times for which to send messages; in a worker if that takes long.\n"
+            "        # Determine the times to send for; in a worker if the misfire rule is `all` and several are due.\n"
         ),
         (
             "            self.skip_due(run, str(error))\n"
             "            return\n"
-            "        # Determine the times for which to send messages; in a worker if that takes long.\n"
+            "        # Determine the times to send for; in a worker if the misfire rule is `all` and several are due.\n"
         ),
         [FIRING],
     ),

@@ -52,8 +52,8 @@ def assign(
 
 
 AcceptingMembers = dict[Partition, frozenset[str]]
-"""Partition -> the members that accept it, in the order of partition numbers, then topics. A member that has too many
-partitions loses its last ones first; because of this order, they are spread over its topics."""
+"""Partition -> the members that accept it. The partitions are sorted by number, then topic. A member that has too many
+partitions loses the last of these first. Because of the order, the lost partitions are spread over the topics."""
 
 Strategy = Callable[[AcceptingMembers, Mapping[Partition, str]], dict[Partition, str]]
 
@@ -153,7 +153,7 @@ def _sticky(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[P
 def _assign_evenly(
     members: Collection[str], partitions: Collection[Partition], kept: Mapping[Partition, str]
 ) -> dict[Partition, str]:
-    """Assign evenly if all members accept all partitions. The remainder goes to the members that keep the most."""
+    """Assign evenly; all members accept all partitions. The remainder goes to the members that keep the most."""
     has: dict[str, list[Partition]] = {member: [] for member in sorted(members)}
     for partition, member in kept.items():
         has[member].append(partition)
@@ -172,7 +172,7 @@ def _assign_evenly(
 
 
 class _EvenAssignment:
-    """Makes an assignment even by chains of moves. Used if the members accept different partitions.
+    """Makes the numbers of partitions even, by chains of moves. Used if the members accept different partitions.
 
     In a chain, a partition of one member is moved to a second member, a partition of the second to a third, and so on.
     An assignment is optimal when no chain brings the numbers of partitions of two members closer together (optimal
@@ -205,7 +205,7 @@ class _EvenAssignment:
         self._partitions_of[member][partition] = None
 
     def improve(self) -> bool:
-        """Apply one chain of moves, from a member with as many partitions as possible. Return whether one existed."""
+        """Apply a chain of moves, from a member with as many partitions as possible. Return False if there is none."""
         open_ones = self._partitions_of.keys() - self._optimal
         self._steps -= len(open_ones)
         for member in sorted(open_ones, key=self._size_and_name, reverse=True):
@@ -234,7 +234,7 @@ class _EvenAssignment:
         return []
 
     def _neighbours(self, member: str) -> list[tuple[str, Partition]]:
-        """Return the members that accept partitions of `member`, each with the last of these; least loaded first."""
+        """Return (other, partition of `member` that the other accepts), members with the fewest partitions first."""
         last = {self._takers[partition]: partition for partition in self._partitions_of[member]}
         found = {to: partition for members, partition in last.items() for to in members}
         self._steps -= len(self._partitions_of[member]) + sum(map(len, last)) + len(found)

@@ -34,9 +34,9 @@ HEARTBEATS_PER_TIMEOUT: Final = 3
 """The reply to a heartbeat waits for at most the session timeout divided by this, so that two heartbeats may be lost
 before the member expires."""
 LATE_FRACTION: Final = 0.1
-"""If the check of a member is late by more than this part of its session timeout, the broker was not running."""
+"""If the timeout check of a member is late by more than this part of the timeout, the broker was not running."""
 RETRY_SECONDS: Final = 1.0
-"""Time until a group is planned again after its catalog entry was not written, for example on a full disk."""
+"""Time until a group's assignment is planned anew if its catalog entry was not written, for example on a full disk."""
 
 
 class GroupCoordinator:
@@ -64,7 +64,7 @@ class GroupCoordinator:
         self._connected: dict[Session, dict[Member, Group]] = {}
         """Connection -> the members that use it, with their groups."""
         self._due: dict[str, set[str]] = {}
-        """Groups to be planned at the end of the turn -> the members whose parked heartbeats are checked then."""
+        """Group whose assignment `balance` will plan -> the members whose parked heartbeats are checked after that."""
         self._changed_topics: set[str] = set()
         self._joins: dict[str, list[tuple[Member, Reply]]] = {}
 
@@ -86,7 +86,7 @@ class GroupCoordinator:
                 self._answer_heartbeat(group, member, Busy(STOPPING))
 
     def topic_changed(self, name: str) -> None:
-        """Plan all groups that subscribe to a topic again, because the topic was created, has grown, or was deleted."""
+        """Have `balance` plan new assignments for the groups that subscribe to a created, grown or deleted topic."""
         self._changed_topics.add(name)
         self._mark_ready()
 
@@ -178,7 +178,7 @@ class GroupCoordinator:
         return False
 
     def group_of_member(self, name: str, member_id: str, generation: int, session: Session | None) -> Group:
-        """Return the group of a member and restart its session timeout. Raises Fenced if the group has no such member.
+        """Return the group and restart the member's session timeout. Raises Fenced if the group has no such member.
 
         `session` is the member's own connection, or None if the request uses another one.
         """
@@ -217,8 +217,8 @@ class GroupCoordinator:
     def remove_all_members(self, name: str) -> tuple[Group, int]:
         """Remove all members and owners of a group. Return the group and a new generation. Raises NotAllowed.
 
-        The caller submits a catalog entry that removes the owners. When that is durable or has failed, it calls
-        `removal_written`.
+        The caller submits a catalog entry that removes the owners. When the entry is durable or has failed, the caller
+        calls `removal_written`.
         """
         self._check_group_limit(name)
         group = self._find_or_create(name)
@@ -365,9 +365,9 @@ class GroupCoordinator:
                 self._plan_group(found, member_ids)
 
     def _plan_group(self, group: Group, member_ids: Collection[str]) -> None:
-        """Plan a group and submit the changes of owners to the catalog.
+        """Plan the assignment of a group, and submit the changes of owners to the catalog.
 
-        Then check the parked heartbeats of `member_ids`, or of all members if `target_outdated` was set.
+        Then check the parked heartbeats of `member_ids`, or of all members if `Group.target_outdated` was set.
         """
         joins = self._joins.pop(group.name, [])
         member_ids = list(group.members) if group.target_outdated else member_ids
@@ -411,7 +411,10 @@ class GroupCoordinator:
     # Answers to heartbeats
 
     def _check_heartbeats(self, group: Group, member_ids: Iterable[str]) -> None:
-        """Reply to parked heartbeats of members with news. If the group has to be planned first, reply after that."""
+        """Reply to the members' parked heartbeats for which there is news, or whose requested wait is 0.
+
+        If the group's assignment is yet to be planned in this turn, do this after the plan.
+        """
         if group.name in self._due:
             self._mark_due(group, *member_ids)
             return

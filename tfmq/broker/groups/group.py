@@ -106,7 +106,7 @@ class Group:
         return found
 
     def has_news_for(self, member: Member, waiting: ParkedHeartbeat) -> bool:
-        """Return whether to reply to a parked heartbeat: the assignment changed, or the subscription is unknown."""
+        """Return whether a parked heartbeat gets a reply: if the assignment changed, or the subscription is unknown."""
         if member.subscription is None:
             return True
         share, held = self.assignment(member), waiting.held
@@ -139,7 +139,7 @@ class Group:
                 del self._living_owners[key]
 
     def restore_member(self, member_id: str, generation: int, now: float) -> Member | None:
-        """Restore a member with its assignments up to `generation` in the catalog. Return None if there are none."""
+        """Restore a member with its partitions in the catalog, as assigned up to `generation`; None if it has none."""
         owned = {
             key: owner
             for key, owner in self.row.owners.items()
@@ -164,7 +164,10 @@ class Group:
         return member
 
     def release(self, member: Member, kept: Iterable[Key], generation: int) -> bool:
-        """Release partitions assigned up to `generation` that are not in `kept`. Return whether there were any."""
+        """Release the member's partitions that are not in `kept`. Return whether there were any.
+
+        A partition that was assigned after `generation` is not released, because the member may not know of it yet.
+        """
         kept = set(kept)
         gone = [key for key, grant in member.owned.items() if grant <= generation and key not in kept]
         for key in gone:
@@ -271,7 +274,7 @@ TOPICS_SHOWN: Final = 64
 """Maximum number of topics shown per member; a subscription by pattern may match any number."""
 
 MEMBERS_SHOWN: Final = 1000
-"""Maximum number of members shown per group, so that a description fits into a reply with any limits."""
+"""Maximum number of members shown per group, so that a description fits into a reply, whatever the limits are."""
 
 SILENT_FRACTION: Final = 0.5
 """A member that has sent nothing for more than this part of its session timeout is reported as silent. A live member
@@ -423,7 +426,7 @@ class Member:
     """When the member's connection was closed (monotonic seconds); None while the member is connected. Also None for a
     restored member without a connection, so that the full session timeout applies."""
     subscription: GroupSubscription | None = None
-    """None for a member that was restored from the catalog, until its first heartbeat; it keeps its partitions."""
+    """None for a member restored from the catalog, until its first heartbeat. Until then it keeps its partitions."""
     owned: dict[Key, int] = field(default_factory=dict)
     """Owned partition -> the generation that assigned it. Only durable assignments, so the member may be notified."""
     parked: ParkedHeartbeat | None = None

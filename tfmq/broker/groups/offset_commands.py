@@ -39,7 +39,7 @@ class OffsetCommands:
     def transaction_rows(
         self, name: str, member_id: str, generation: int, offsets: Sequence[GroupOffset]
     ) -> list[OffsetRow]:
-        """Return the offsets for a transaction. Raises Fenced (a partition is not the member's), Busy, NotAllowed."""
+        """Return the offsets that a transaction will commit. Raises Fenced (not the member's), Busy, NotAllowed."""
         # The request uses the producer's connection, so it is no activity on the member's connection.
         group = self._groups.group_of_member(name, member_id, generation, None)
         # If a partition is named repeatedly, only its last offset is stored.
@@ -62,7 +62,7 @@ class OffsetCommands:
                 yield each, place
 
     def reset(self, request: ResetGroup, reply: Reply) -> None:
-        """Set offsets of a group, and remove its members. Raises NotAllowed if a member is live, Busy."""
+        """Set offsets of a group, and remove its members. Raises NotAllowed (live member), Busy (offset in doubt)."""
         self._check_no_live_member(request.group)
         if not request.offsets:
             raise BadRequest("A reset without offsets changes nothing: name at least one partition.")
@@ -80,7 +80,7 @@ class OffsetCommands:
         )
 
     def delete(self, request: DeleteGroup, reply: Reply) -> None:
-        """Delete a group. Reply whether it existed. Raises NotAllowed if a member is live, Busy."""
+        """Delete a group. Reply whether it existed. Raises NotAllowed (live member), Busy (offset in doubt)."""
         self._check_no_live_member(request.group)
         if request.group not in self._groups.catalog.state.groups and self._groups.find(request.group) is None:
             reply.ok(False)

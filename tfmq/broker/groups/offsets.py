@@ -74,7 +74,7 @@ class GroupOffsetStore:
             forced(None)
 
     def require_free(self, group: str, places: Sequence[OffsetRow]) -> None:
-        """Raise Busy if a transaction has one of the offsets in doubt, NotAllowed if the broker would have too many."""
+        """Raise Busy if a transaction has one of the offsets in doubt, NotAllowed if they exceed the broker's limit."""
         self.require_unlocked(group, [place[:2] for place in places])
         register = self._catalog.state
         if register.offsets_count + len(places) <= self._offsets_max:
@@ -87,13 +87,13 @@ class GroupOffsetStore:
             )
 
     def require_unlocked(self, group: str, keys: Iterable[Key] | None = None) -> None:
-        """Raise Busy if a transaction has the group's offset of a partition in `keys` (None: of any) in doubt."""
+        """Raise Busy if a transaction has an offset of the group in doubt, for one of `keys` (None: for any)."""
         refusal = self._locks.busy_error(group, keys)
         if refusal is not None:
             raise refusal
 
     def offset_row(self, each: GroupOffset, any_incarnation: bool = False) -> OffsetRow | None:
-        """Return a row of an OFFSETS entry; None if the partition of that incarnation does not exist."""
+        """Return `each` as a row of an OFFSETS entry; None if its topic, incarnation or partition does not exist."""
         topic = self._topics.get(each.topic)
         if topic is None or each.partition >= len(topic.partitions):
             return None
@@ -176,7 +176,7 @@ def lag(partition: Partition, place: CommittedOffset | None) -> int:
 
 
 OFFSETS_PER_CHANGE_MAX: Final = 10_000
-"""Maximum offsets in one change, unless a single effect has more: about 400 KB, far below a catalog segment."""
+"""Maximum offsets in one change of the catalog, unless one effect has more. They take 400 KB, a segment 8 MiB."""
 
 AppliedCallback = Callable[[AppendResult | None, BaseException | None], None]
 
@@ -196,7 +196,10 @@ class TransactionOffsetQueue:
         self._writing = False
 
     def enqueue(self, effect: CommitOffsets, done: AppliedCallback) -> None:
-        """Queue an effect. Calls `done(result, None)` when it is written (maybe before), or `done(None, error)`."""
+        """Queue an effect. Calls `done(result, None)` when it is written, or `done(None, error)`.
+
+        If the effect was written before, because a committed transaction is applied again, `done` is called at once.
+        """
         applied = self._catalog.state.applied_lsns.get(effect.source.id)
         stopped = self._catalog.log.stopped
         if applied is None or effect.source[2:] > applied:
@@ -275,7 +278,7 @@ class OffsetLocks:
                 self._locks_by_group.pop(group, None)
 
     def busy_error(self, group: str, keys: Iterable[Key] | None) -> Busy | None:
-        """Return the error if an offset of the group for `keys` (None: for all) is locked; None if none is locked."""
+        """Return an error if a transaction has locked the group's offset in one of `keys` (None: in any), else None."""
         locked = self._locks_by_group.get(group)
         if not locked:
             return None
