@@ -99,7 +99,7 @@ def return_annotation(function: Callable[..., Any]) -> str:
 
 
 def name_methods(variant: type[Variant]) -> type[Variant]:
-    """Class decorator: name each derived method after its attribute in `variant`, as error messages show the names."""
+    """Class decorator: name each derived method after its attribute in `variant`. Error messages show this name."""
     for name, member in vars(variant).items():
         module, qualname = variant.__module__, f"{variant.__qualname__}.{name}"
         function = member if hasattr(member, "__wrapped__") else None
@@ -114,8 +114,8 @@ def name_methods(variant: type[Variant]) -> type[Variant]:
 def copy_docs_from(other: type) -> Callable[[type[Variant]], type[Variant]]:
     """Return a class decorator that copies the docstrings of `other`'s methods to the methods of the same names.
 
-    A method's own docstring follows the copied one. The class docstrings are joined, and methods get the names that
-    `name_methods` gives.
+    A method's own docstring is appended to the copied one. The class docstring of `other` is appended to the docstring
+    of the decorated class. The decorator also applies `name_methods`.
     """
 
     def describe(variant: type[Variant]) -> type[Variant]:

@@ -36,7 +36,7 @@ class Task:
         self._stepping = False
 
     def step(self, _: object = None) -> None:
-        """Resume the operation. Return when it has ended, or when it waits and no awaited future is done yet."""
+        """Resume the operation. Return when the operation has ended, or when it waits for futures that are not done."""
         thrown_away = getattr(self._operation, "gi_running", False)
         if self._stepping or self.done or thrown_away:
             return
@@ -72,7 +72,7 @@ class Task:
             self._stepping = False
 
     def cancel(self) -> None:
-        """End the operation where it is suspended. If the operation itself calls this, it ends at its next `Wait`."""
+        """End the operation where it is suspended. If it calls `cancel` itself, it ends at its next `yield`."""
         self._unsubscribe()
         self.done = True
         if not getattr(self._operation, "gi_running", False):
@@ -173,7 +173,7 @@ class Wait(NamedTuple):
 
 
 class CallUserCode(NamedTuple):
-    """An operation yields this to have user code called without the driver's lock. An error ends the operation."""
+    """An operation yields this to call user code without the driver's lock. If the code raises, the operation ends."""
 
     function: Callable[[], object]
 
@@ -182,12 +182,12 @@ Operation = Generator[Wait | CallUserCode, None, Result]
 
 
 Executor = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""A function (work, done) that calls `work()`, usually in another thread, and then `done(result, error or None)`."""
+"""A function (work, done): calls `work()`, often in a thread, then `done(result, None)` or `done(None, error)`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ResultFuture(Future):
-    """A future with a result or an error. `set_outcome` can be passed to an `Executor` as its callback `done`."""
+    """A future with a result or an error. `set_outcome` can be passed as the argument `done` of an `Executor`."""
 
     result: Any = None
     error: BaseException | None = None
@@ -198,7 +198,7 @@ class ResultFuture(Future):
 
 
 def run_inline(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-    """Run `work` at once in the calling thread, then call `done`. This function is an `Executor`."""
+    """Run `work` at once in the calling thread, then call `done`, as the type `Executor` requires."""
     try:
         result = work()
     except Exception as error:
@@ -208,7 +208,7 @@ def run_inline(work: Callable[[], Any], done: Callable[[Any, BaseException | Non
 
 
 def run_work(run: Executor, call: Callable[[], Result]) -> Operation[Result]:
-    """Wait until the executor `run` has executed `call`. Return the result of `call`, or raise its error."""
+    """Let `run` execute `call`, and wait for the end. Return the result of `call`, or raise its error."""
     doing = ResultFuture()
     run(call, doing.set_outcome)
     while not doing.done:

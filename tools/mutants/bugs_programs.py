@@ -115,7 +115,7 @@ PROGRAMS: Final = (
         "a method that another event loop calls is refused before it changes anything",
         "tfmq/client/drivers/event_loop.py",
         (
-            "        if self._current() != self._owner:  # The test of `check_caller`, inline as each send runs it.\n"
+            "        if self._current() != self._owner:  # As `check_caller`, inline for speed: each send runs this.\n"
             "            self._check_other_caller()\n"
         ),
         "",

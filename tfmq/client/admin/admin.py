@@ -63,10 +63,10 @@ from tfmq.message import Ordinal
 from tfmq.protocol import commands
 
 PartitionPosition = str | int | datetime | Ordinal
-"""A position in a partition: "earliest"; "latest", the durable offset; or one of the following.
+"""A position in a partition: "earliest", "latest" (the durable offset), an offset, an aware datetime, or `Ordinal(n)`.
 
-An offset is the position of the message that starts there, or else of the last message before. An aware datetime is the
-position of the first block appended at or after this time. `Ordinal(n)` is the position of message `n`, from 0 on.
+If no message starts at an offset, the last message before the offset is meant. A datetime means the first block that
+was appended at or after this time. `Ordinal(n)` means the message number `n`, counted from 0.
 """
 
 
@@ -109,7 +109,8 @@ class AdminCore:
         If `partitions` is None, the broker's setting `topics.partitions` is the number of partitions.
 
         Raises `ConnectionFailed` with the outcome "unknown" if the connection is lost before the reply. The request is
-        not repeated, because after `TopicExists` it would be unknown who created the topic. Call `topic` to check.
+        not repeated: if the repeated request raised `TopicExists`, it would be unknown who created the topic. Call
+        `topic` to check.
         """
         if type(partitions) is int and partitions < 1:
             raise BadRequest(f"A topic has 1 partition or more, up to limits.partitions_per_topic, not {partitions}.")
@@ -139,10 +140,11 @@ class AdminCore:
         return int(reply.partitions)
 
     def set_topic(self, name: str, settings: Mapping[str, Any]) -> Operation[TopicDescription]:
-        """Change the topic's own settings, at once and permanently. None removes a setting: the server's value applies.
+        """Change the topic's own settings, at once and permanently. A value None removes a setting of the topic.
 
-        Raises `UnknownTopic`, `BadRequest` for an unknown setting or an invalid value, `NotAllowed` if the server's
-        configuration has the setting for this topic, because the configuration takes precedence.
+        For a removed setting, the server's value applies. Raises `UnknownTopic`, and `BadRequest` for an unknown
+        setting or an invalid value. Raises `NotAllowed` if the server's configuration has the setting for this topic,
+        because the configuration takes precedence.
         """
         if not isinstance(settings, Mapping):
             raise BadRequest(
@@ -196,10 +198,10 @@ class AdminCore:
     ) -> Operation[PurgeResult]:
         """Remove the messages before the position `before`, from one partition or (`partition` None) from all.
 
-        Only whole blocks are removed, so some messages before the position may remain. An offset or an `Ordinal` needs
-        a partition. Raises `OffsetOutOfRange` for a position after the end, `BadRequest` for a time in the future by
-        the broker's clock. A group whose next message is removed is moved to the first remaining message. A group with
-        a live member cannot be moved, and is listed in `left` of the result.
+        Only whole blocks are removed, so some messages before the position may remain. If the topic has several
+        partitions, an offset or an `Ordinal` needs a `partition`. Raises `OffsetOutOfRange` for a position after the
+        end, and `BadRequest` for a time in the future by the broker's clock. A group whose next message is removed is
+        moved to the first remaining message. A group with a live member cannot be moved: it is in `left` of the result.
         """
         found = yield from self._current_topic(topic)
         numbers = _partitions_of(found, partition, before)
@@ -225,7 +227,7 @@ class AdminCore:
     def _advance_group(
         self, group: str, topic: str, incarnation: int, first: Mapping[int, int]
     ) -> Operation[bool | None]:
-        """Move a group's offset to `first[partition]` in each partition where the offset is before this position.
+        """In each partition, raise the group's offset to `first[partition]` if the offset is lower.
 
         Return True if the offsets were moved, False if the broker refused, None if no offset had to be moved.
         """
@@ -272,9 +274,9 @@ class AdminCore:
     ) -> Operation[dict[int, int]]:
         """Set a group's offset to `place` in one partition or all of a topic. Returns the new offset of each partition.
 
-        An offset or an `Ordinal` needs a partition. `create`: create the group if it does not exist. Raises
-        `OffsetOutOfRange` for a position after the end, and `NotAllowed` while the group has a live member or if the
-        group does not exist.
+        If the topic has several partitions, an offset or an `Ordinal` needs a `partition`. `create`: create the group
+        if it does not exist. Raises `OffsetOutOfRange` for a position after the end, and `NotAllowed` while the group
+        has a live member, or if the group does not exist and `create` is false.
         """
         found = yield from self._current_topic(topic)
         numbers = _partitions_of(found, partition, place)
@@ -292,7 +294,7 @@ class AdminCore:
         return {number: each.offset for number, each in located.items()}
 
     def _require_group(self, name: str) -> Operation[None]:
-        """Raises `NotAllowed` if the group does not exist, because a reset would create it for a misspelled name."""
+        """Raises `NotAllowed` if the group does not exist, because resetting a misspelled name would create a group."""
         names = [each.group for each in (yield from self.groups())]
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)
@@ -312,11 +314,12 @@ class AdminCore:
     def transactions(
         self, states: Sequence[str] | None = None, *, group: str | None = None, after: int = 0, limit: int | None = None
     ) -> Operation[list[TransactionDescription]]:
-        """Return unfinished transactions with an epoch above `after`, in the order of their begin.
+        """Return the transactions that are unfinished or were ended by an operator, in the order of their begin.
 
         `states`: only transactions in these states, for example ["open"]; None: only transactions that are prepared,
         applying or ended by an operator, because they may need an operator. `group`: only transactions of this producer
-        group. `limit`: the maximum number; None: all. Raises `BadRequest` for an invalid state or limit.
+        group. `after`: only transactions with a higher epoch. `limit`: the maximum number; None: all. Raises
+        `BadRequest` for an invalid state or limit.
         """
         # The list is read page by page, so transactions that begin or end during the call may be missing or included.
         _check_states(states)
@@ -349,8 +352,8 @@ class AdminCore:
         This is a heuristic outcome: the owner's next request for the transaction raises `HeuristicOutcome`, and the
         broker keeps the outcome until `forget_transaction`. `heuristic` False: commit as if the owner did it.
 
-        Raises `Damaged` if the transaction lost messages to damage of the transaction journal. With `force`, which
-        needs `heuristic`, the remaining messages are committed, and `lost` is the number of lost messages. Raises
+        Raises `Damaged` if damage of the transaction journal has destroyed messages of the transaction. With `force`,
+        which needs `heuristic`, the remaining messages are committed, and `lost` is the number of lost messages. Raises
         `TransactionState` if the transaction is not prepared, `HeuristicOutcome` if another operator ended it before,
         `UnknownTransaction`, `TransactionRolledBack`.
         """
@@ -410,13 +413,13 @@ class AdminCore:
     def abort_commit_group(self, name: str, sequence: int, run: str) -> Operation[str]:
         """Roll back the transactions of one run for one sequence of a commit group, and reject the run from then on.
 
-        Returns "aborted", or "committed" if the sequence was committed before and nothing was changed.
+        Returns "aborted". If the sequence was committed before, changes nothing and returns "committed".
         """
         reply = yield from self._request(commands.AbortCommitGroup(name, sequence, run))
         return str(reply.state)
 
     def forget_commit_group(self, name: str) -> Operation[bool]:
-        """Discard the last sequence of a commit group, so that it can start again. Returns False if it had none."""
+        """Discard a commit group's last sequence, so that the group can start again. Returns whether there was one."""
         reply = yield from self._request(commands.ForgetCommitGroup(name))
         return bool(reply.forgotten)
 
@@ -480,13 +483,13 @@ class AdminCore:
         return delayed_description({**reply.description, "handle": str(handle)})
 
     def cancel(self, handle: str) -> Operation[str]:
-        """Cancel a delayed message. Arguments, result and errors are those of `Producer.cancel`."""
+        """Cancel a delayed message. Returns "cancelled", "delivered" or "unknown". Details: `Producer.cancel`."""
         return cancel_delayed_message(self._link, handle, self._seconds)
 
     def reschedule(
         self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Operation[Rescheduled]:
-        """Change the due time of a delayed message, with the arguments, result and errors of `Producer.reschedule`."""
+        """Change a message's due time: to `delay` from now, or to `deliver_at`. Details: `Producer.reschedule`."""
         return reschedule_delayed_message(self._link, handle, delay, deliver_at, self._seconds)
 
     # Schedules
@@ -587,7 +590,7 @@ class AdminCore:
 def _partitions_of(topic: Topic, partition: int | None, place: PartitionPosition) -> list[int]:
     """Return the numbers of the partitions to process: the given partition, or all partitions of the topic.
 
-    Raises `BadRequest` for an offset or ordinal without a partition, because each partition has its own offsets.
+    Raises `BadRequest` for an offset or ordinal and several partitions, because each partition has its own offsets.
     """
     if partition is not None:
         return [partition]

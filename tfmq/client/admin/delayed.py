@@ -79,7 +79,7 @@ class DelayedDescription(NamedTuple):
 
 
 class DelayedCounts(NamedTuple):
-    """How many delayed messages are pending: `pending` in all, `counts[n]` in the interval number `n`.
+    """How many delayed messages are pending: `pending` in total, and `counts[n]` in the interval `n`.
 
     The interval `n` has the messages whose due time is `edges_ms[n]` or later, and before `edges_ms[n + 1]`.
     """
@@ -179,7 +179,7 @@ class ScheduleDescription(NamedTuple):
 
     @property
     def next_at(self) -> datetime | None:
-        """When the next message is due, in the schedule's time zone; None if there is none."""
+        """When the next message is due, in the schedule's time zone; None if no message is due."""
         return datetime_at(self.next_ms, self.timezone)
 
     @property
@@ -203,7 +203,7 @@ class ScheduleRequest(NamedTuple):
     misfire: str = "one"
 
     def request(self) -> tuple[AddSchedule, bytes]:
-        """Return the request and its body. Raises the errors of `Producer.send`, `BadRequest` for a bad topic name."""
+        """Return the request and its body. Raises the errors of `Producer.send`, and `BadRequest` for a bad topic."""
         TOPIC_NAME.check(self.topic, "topic")
         payload = payload_bytes(self.payload)
         body = b"" if payload is None else bytes(payload)

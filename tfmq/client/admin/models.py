@@ -21,7 +21,7 @@ STATES: Final = (
 class PartitionDescription(NamedTuple):
     """One partition.
 
-    Offsets are byte positions, ordinals number the partition's messages, times are ms since 1970 (-1: none).
+    Offsets are byte positions, ordinals count the partition's messages, times are ms since 1970 (-1: none).
 
     `state`: "open", "stopped" (accepts no writes; `reason` is the cause) or "damaged" (`damage` has for each unreadable
     range its first offset, the offset after it, and the reason). `forced_offset`: the durable offset.
@@ -61,8 +61,8 @@ class PartitionDescription(NamedTuple):
 class TopicDescription(NamedTuple):
     """One topic with all its partitions.
 
-    `settings`: the settings made for this topic. `effective`: for each setting the value in use and its source, which
-    is "topic", "default", or where the value is in the server's configuration.
+    `settings`: the settings made for this topic. `effective`: for each setting the value in use and its source:
+    "topic", "default", or the part of the server's configuration that has the value.
     """
 
     name: str
@@ -121,15 +121,16 @@ class GroupSummary(NamedTuple):
 
 
 class GroupDescription(NamedTuple):
-    """One group. `strategy`: the strategy in use, which is that of the oldest member.
+    """One group. `strategy`: the strategy in use; it is the strategy of the oldest member.
 
     Each of `members` (the oldest first) has the keys member, client, live, topics, strategy, session_ms, silent_ms (the
     time since its last heartbeat), partitions (its partitions by topic, without revoked ones), leaving (by topic, the
     partitions that are revoked from the member and not released yet), and note (why it has no partition or still waits
     for some, or "").
 
-    Each of `offsets` has the keys topic, partition, member (the owner, or ""), offset (-1: none committed), index (0),
-    epoch, generation, end_offset, and lag (in messages; all of the partition if no offset is committed; -1: unknown).
+    Each of `offsets` has the keys topic, partition, member (the owner, or ""), offset (-1: none committed), index (how
+    many messages in the record at this offset are acked), epoch, generation, end_offset, and lag (number of messages
+    that are not acked; -1: unknown).
     """
 
     group: str
@@ -175,8 +176,8 @@ class TransactionDescription(NamedTuple):
     `epoch`: the transaction's number. `state`: "open", "preparing", "prepared", "committing", "applying" (committed,
     but a partition accepts no writes yet), "committed", "rolled_back", "heuristic_committed", "heuristic_rolled_back",
     "read_only", "unknown". `group`: the producer group that the broker asks how the transaction ended. `owner`: the
-    client that began it. `topics`: in a list of transactions only the first ones. `expires_ms`: when a prepared
-    transaction of a commit group times out. `details`: other fields of the reply.
+    client that began it. `topics`: in a list of transactions at most 8. `expires_ms`: when a prepared transaction of a
+    commit group times out. `details`: other fields of the reply.
     """
 
     xid: str

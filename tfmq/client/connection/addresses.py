@@ -134,7 +134,7 @@ LOG_TAIL_BYTES: Final = 2000
 """How much of the log's end is read to find its last line after a failed start."""
 FOLDER_MODE: Final = 0o750
 FILE_MODE: Final = 0o640
-"""Permissions of folders and files that the client creates. The broker uses the same: others may not read its files."""
+"""Permissions of folders and files that the client creates, as the broker does: other users may not read the files."""
 _CREATE_FLAGS: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 """O_NOFOLLOW, because a symbolic link in the folder must not make the client write to another file."""
 _WILDCARD_ADDRESSES: Final = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}
@@ -219,7 +219,7 @@ class LocalBrokerAddress:
         raise self._not_ready_error("starts")
 
     def _is_locked(self) -> bool:
-        """Return whether a broker has locked the data folder. Clients can test at once, because they share the lock."""
+        """Return whether a broker has locked the folder. Clients can test in parallel, because their lock is shared."""
         try:
             descriptor = os.open(os.path.join(self.path, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -260,7 +260,7 @@ class LocalBrokerAddress:
 def start_broker(path: str, descriptor: int) -> None:
     """Start a broker on the data folder `path`, detached from this process. Raises OSError, `ConnectionFailed`.
 
-    `descriptor`: of the locked file DATA/starting. The broker inherits it and so keeps the file locked.
+    `descriptor`: the descriptor of the locked file DATA/starting. The broker inherits it, so the file stays locked.
     """
     if not sys.executable:
         raise ConnectionFailed(

@@ -135,10 +135,10 @@ BACK_OFF_SECONDS_FIRST = 0.25
 FIRST_CONNECT_TIMEOUT = 2.0
 """After this time, requests that wait for the first connection fail.
 
-A broker started together with the client is ready within this time, and a wrong address is reported soon.
+Long enough for a broker that is started together with the client; short enough for the report of a wrong address.
 """
 SILENT_ATTEMPTS = 3
-"""After this number of failed attempts at each address, about 0.15 s, the client logs that it waits for a broker."""
+"""After this number of failed attempts at each address (in about 0.15 s), the client logs that it waits."""
 REQUEST_TIMEOUT_SECONDS = 30.0
 HELLO_TIMEOUT_SECONDS = 10.0
 
@@ -200,7 +200,7 @@ class ClientConnection:
         """How many open requests were sent with `in_background`."""
         self.last_error: TfmqError | None = None
         self._server_index = self._attempts = 0
-        self._got_response = False  # Whether this connection received at least a part of a reply after HELLO's.
+        self._got_response = False  # Whether a part of a reply was received after the HELLO reply.
         self._trying_since: float | None = None
         self._retry_at, self._hello_deadline = 0.0, NEVER
         self._correlation_ids = itertools.count(1)
@@ -247,7 +247,7 @@ class ClientConnection:
         if self.state == READY:
             self._send(call)
         elif self.state == ConnectionState.DOWN and self.connection_count and not self._pending:
-            # No other request waits, so the pause before the next attempt to connect may have become long: shorten it.
+            # This is the only waiting request. After many failed attempts the pause may be long: shorten it.
             self._attempts = 0
             self._retry_at = min(self._retry_at, self.now() + BACK_OFF_SECONDS)
         self._pending[call.correlation_id] = call
@@ -287,7 +287,7 @@ class ClientConnection:
         return min(due, self._hello_deadline)
 
     def tick(self) -> None:
-        """Fail requests past their deadline. If the HELLO reply is late, raise the error with which to disconnect."""
+        """Fail requests past their deadline. If the HELLO reply is late, raise an error; the driver disconnects."""
         now = self.now()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             call = heapq.heappop(self._deadlines)[2]

@@ -20,7 +20,7 @@ from tfmq.protocol.commands import TopicRow
 
 PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
-"""Maximum pause between two attempts. While there is no connection, the pauses between reconnects are added."""
+"""Maximum pause between two attempts. After a lost connection, the pause before the reconnect is added."""
 ATTEMPT_TIMEOUT_SECONDS: Final = 30.0
 
 

@@ -56,7 +56,7 @@ class AsyncDriver(EventDriver):
             raise NotAllowed(OTHER_LOOP)
 
     def _bind_loop(self) -> asyncio.AbstractEventLoop:
-        """Bind the driver to the running loop and return it. Raises `NotAllowed` if bound to another open loop."""
+        """Bind the driver to the running loop. Return the loop. Raises `NotAllowed` if bound to another open loop."""
         running = asyncio.get_running_loop()
         if self.loop is None or (self.loop is not running and self.loop.is_closed()):
             self.loop = self._owner = running

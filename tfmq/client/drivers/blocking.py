@@ -119,7 +119,10 @@ class BlockingDriver(Driver):
             raise
 
     def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """Wait as described in `Driver`. Raises `NotAllowed` if called by a callback or under the driver's lock."""
+        """Wait until any of `futures` is done or `seconds` have passed (see `Driver`). Return whether one is done.
+
+        Raises `NotAllowed` if called by a callback or under the driver's lock.
+        """
         # A caller may wait for each of its messages, so the usual case is tested here without a function call.
         if running_callbacks.now:
             check_not_in_callback()
@@ -167,9 +170,10 @@ class BlockingDriver(Driver):
                 self._end_wait(waiter)
 
     def _wait_once(self, waiter: Waiter, deadline: float) -> bool:
-        """Register `waiter` and, if another thread polls, sleep once. Return True if nothing is left to do after it.
+        """Register `waiter`. If another thread polls, sleep once.
 
-        In this case the caller need not take the lock, for which many threads that are woken together would queue.
+        Return True if the wait is over and no other thread must be woken. Then the caller does not take the lock, for
+        which many threads that are woken together would queue.
         """
         try:
             with self.lock:
@@ -184,7 +188,7 @@ class BlockingDriver(Driver):
                 self._end_wait(waiter)
             raise
         forgotten = len(waiter.futures) == 1 and waiter.futures[0].done
-        # If no thread polls and other threads wait, this thread was woken to poll, or must wake another to poll.
+        # If no thread polls but other threads wait, this thread must poll, or must wake one of them to poll.
         orphaned = self._polling_thread is None and bool(self._waiters)
         return woken and forgotten and not orphaned
 
@@ -196,7 +200,7 @@ class BlockingDriver(Driver):
         return timer
 
     def run_in_thread(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work`, which may block and may use the client, in a daemon thread. This method is an `Executor`."""
+        """Run `work`, which may block and use the client, in a thread. Then call `done` with its result or error."""
 
         def finished(result: Any, error: BaseException | None) -> None:
             with self.lock:
@@ -221,7 +225,7 @@ class BlockingDriver(Driver):
         self._wake_polling_thread()
 
     def wake(self, at_once: bool = False) -> None:
-        """Make sure that the background thread soon checks for new work; with `at_once` it checks immediately."""
+        """Make the background thread check for new work: at its next periodic check or, with `at_once`, immediately."""
         self.network_thread.wake(at_once)
 
     def flush(self) -> None:
@@ -239,7 +243,7 @@ class BlockingDriver(Driver):
             self.flush()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Close the connection and fail all open requests. Does not wait for the peer."""
+        """Close the connection and fail all open requests. Wait up to `seconds` for the background thread to end."""
         with self.lock:
             self.closed = True
             self.link.close()
@@ -314,7 +318,7 @@ class BlockingDriver(Driver):
                 self._wake_polling_thread()  # The interrupted `poll` may wait for data that was read here.
 
     def _run_turn(self, done: Callable[[], bool], deadline: float) -> None:
-        """Run due timers and tickers, poll the socket once, and process what it has received."""
+        """Call `tick` of all tickers if one is due, poll the socket once, and process the received data."""
         if self.link.output:
             self.channel.flush()
         due = self.next_time()
@@ -412,9 +416,9 @@ class BlockingDriver(Driver):
 
 
 ACTIVE_SECONDS = 1.0
-"""For this time after its last work the background thread checks for new work, because waking it costs more."""
+"""For this time after its last work, the background thread checks periodically. This costs less than waking it."""
 CHECK_SECONDS = 0.005
-"""The pause between the background thread's checks: the default linger time, so a batch waits at most twice that."""
+"""The background thread checks at this interval. With the default linger time of 5 ms, a batch waits at most 10 ms."""
 CHECK_SECONDS_MIN = 0.0005
 POLLING_SECONDS_MAX = 60.0
 

@@ -37,7 +37,7 @@ class EventDriver(Driver, ABC):
     """
 
     _current: Callable[[], object]
-    """Returns the running loop, or the current thread's number. A function in C, because every send calls it."""
+    """Returns the running loop (asyncio) or the current thread's number (Twisted). In C, because each send calls it."""
     _owner: object
     """The loop or thread (as `_current` returns it) in which the driver may be used; None before the first use."""
 
@@ -54,8 +54,8 @@ class EventDriver(Driver, ABC):
     # For the API variants
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """Run `operation` to its end. Return its result or raise its error. Raises `NotAllowed` as `check_caller`."""
-        if self._current() != self._owner:  # The test of `check_caller`, inline as each send runs it.
+        """Run `operation`. Return its result or raise its error. Raises `NotAllowed` as `check_caller` does."""
+        if self._current() != self._owner:  # As `check_caller`, inline for speed: each send runs this.
             self._check_other_caller()
         try:
             while True:
@@ -104,7 +104,7 @@ class EventDriver(Driver, ABC):
         """Schedule a turn of the driver after the loop's current turn. Does nothing if the driver has no loop yet."""
         if not self._turn_scheduled and not self.closed and self._has_loop():
             self._call_soon(self._run_turn)
-            self._turn_scheduled = True  # Set after the call, because in debug mode a loop may raise an error there.
+            self._turn_scheduled = True  # Set last: in debug mode `_call_soon` may raise an error.
 
     def flush(self) -> None:
         """Write as much of the connection's output as the socket accepts without blocking."""
@@ -130,7 +130,7 @@ class EventDriver(Driver, ABC):
 
     @abstractmethod
     def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work()`, which may block, in the loop's thread pool. This method is an `Executor`."""
+        """Run `work`, which may block, in the loop's thread pool. Then call `done` with its result or error."""
 
     @abstractmethod
     def set_event(self, event: Event) -> None:
@@ -142,7 +142,7 @@ class EventDriver(Driver, ABC):
 
     @abstractmethod
     def _has_loop(self) -> bool:
-        """Return whether the driver has an open loop. If it has no loop, first bind it to the running loop, if any."""
+        """If the driver has no loop, bind it to the running loop, if any. Return whether it has an open loop now."""
 
     @abstractmethod
     def _call_soon(self, function: Callable[[], None]) -> None:

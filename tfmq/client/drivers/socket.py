@@ -14,7 +14,7 @@ from tfmq.errors import TfmqError
 
 RECEIVE_BYTES_MIN = 16 << 10
 RECEIVE_BYTES_MAX = 1 << 20
-"""The read buffer grows up to this size as long as reads fill it, so that small replies need only small buffers."""
+"""If reads fill the read buffer, it grows up to this size. So small replies need only small buffers."""
 SOCKET_BUFFER_BYTES = 1 << 20
 """Size of the send buffer that the operating system is asked for, so that a batch is sent in one write."""
 

@@ -128,7 +128,7 @@ class ProducerCore:
         return self.prepare_message(topic, payload)
 
     def prepare_message(self, topic: str, message: Message) -> Message:
-        """Check the message and return it as `before_send` hooks change it. Raises Closed, BadRequest, TypeError."""
+        """Check the message, apply the `before_send` hooks, return the result. Raises Closed, BadRequest, TypeError."""
         self.check_open()
         if not isinstance(topic, str) or not is_valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
@@ -304,7 +304,7 @@ class ProducerCore:
         self._raise_early_failure(deliveries)
 
     def _raise_early_failure(self, deliveries: Deliveries) -> None:
-        """Raise the error of the first of `deliveries` that has failed, so that the caller reads no more payloads."""
+        """If a batch of `deliveries` has failed, raise its error, so that the caller reads no more payloads."""
         if self.accumulator.failed_messages:
             for batch, first, count in deliveries.runs:
                 if batch.error is not None:
@@ -365,7 +365,7 @@ class ProducerCore:
     # Waiting
 
     def wait_for_batches(self, batches: Iterable[Batch]) -> Operation[None]:
-        """Wait for all `batches`. The open ones are closed only at the driver's next tick, to take more messages."""
+        """Wait for all `batches`. Open batches take more messages until the driver's next tick."""
         waited = list(batches)
         self.accumulator.expedite(waited, at_once=False)
         yield from wait_for_all(waited, None, self.link)
@@ -378,7 +378,8 @@ class ProducerCore:
     def flush(self, timeout: float | None = None) -> Operation[None]:
         """Wait until all messages sent so far are acknowledged, at most `timeout` seconds (else `TimedOut`).
 
-        Raises `DeliveryFailed` if messages failed whose results were not read; its `deliveries` are their handles.
+        Raises `DeliveryFailed` if messages have failed whose results were not read. The error's `deliveries` are the
+        handles of these messages.
         """
         waited = self.accumulator.close_open_batches()
         done = yield from wait_for_all(waited, timeout, self.link)

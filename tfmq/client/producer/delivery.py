@@ -83,7 +83,7 @@ class BlockingDeliveryOwner:
         self._core.driver.wake()
 
     def run_in_executor(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work`, which may block and may use this producer, in a new thread. This method is an `Executor`."""
+        """Run `work`, which may block and use this producer, in a thread. Then call `done` with its result or error."""
         self._core.driver.run_in_thread(work, done)
 
     def close(self, seconds: float) -> None:
@@ -97,7 +97,7 @@ class BlockingDeliveryOwner:
         """Close when the interpreter exits.
 
         Return the number of undelivered messages whose failure the program has not read, and the first error; (0, None)
-        if there are none. Failures while closing are counted even if more batches fail than are remembered.
+        if there are none. If more than `FAILURES_REMEMBERED` batches fail during `close`, all of them are counted.
         """
         accumulator = self._core.accumulator
         unread = accumulator.pop_failures()

@@ -2,8 +2,8 @@
 
 Each row is a batch of encoded records, with the id under which it may have been sent: topic incarnation, producer id,
 sequence, and the end of the log before the send. A row without such an id was never sent. So after a crash the next
-process can ask the broker which rows are stored there. Only one process at a time can use the outbox: the process holds
-the lock on DATABASE.lock, which the kernel releases when the process ends.
+process can ask the broker which rows the broker has stored. Only one process at a time can use the outbox: the process
+holds the lock on DATABASE.lock, which the kernel releases when the process ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCHEMA_VERSION: Final = 1
 """Version of the database schema. Files of early releases, which recorded no version, have version 0."""
 LOCK_SUFFIX: Final = ".lock"
 FILE_NUMBER_SHIFT: Final = 40
-"""A batch id has, from this bit on, the number of the opened file, by which ids of a removed file are detected."""
+"""From this bit on, a batch id has the number of the open file. So an id from a removed file is detected."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 """Permissions of the outbox: only the user may read the file, because it has payloads."""
@@ -53,7 +53,7 @@ NEVER_SENT: Final = SentAs(0, 0, 0, 0)
 
 
 class StoredBatch(NamedTuple):
-    """A stored batch. Later batches have larger `id`s. `blocks` has the same form as in a PRODUCE request."""
+    """A stored batch. Later batches have larger `id`s. `blocks`: (size, number of records, CRC-32) of each block."""
 
     id: int
     count: int  # type: ignore[assignment]
@@ -235,7 +235,7 @@ class Outbox:
 
 
 def _create_file(path: str) -> None:
-    """Create the file and its missing parent folders. Fsync the folder of each of them, so that all are durable."""
+    """Create the file and its missing parent folders. Fsync the folder that contains each, so that all are durable."""
     folder = os.path.dirname(path)
     missing = [] if os.path.exists(path) else [path]
     while not os.path.exists(folder):
@@ -250,7 +250,7 @@ def _create_file(path: str) -> None:
 
 
 def _file_identity(path: str) -> tuple[int, int] | None:
-    """Return the device and inode of the file at `path`; None if there is none."""
+    """Return the device and inode of the file at `path`; None if there is no file."""
     try:
         found = os.stat(path)
     except FileNotFoundError:

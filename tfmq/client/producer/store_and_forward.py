@@ -5,8 +5,8 @@ time, the whole queue is stored in the outbox (an SQLite file). As long as the o
 batches are stored too, and the stored ones are forwarded in order. So messages are never reordered.
 
 Delivery is exactly once. If it is unknown whether the broker has stored a sent batch, the outbox stores the batch with
-the id (producer id and sequence) under which it was sent. Before a batch from the outbox is sent, its new id is
-recorded there. Before a batch with an id is sent again, its producer id is closed at the broker, which replies with the
+the id (producer id and sequence) under which it was sent. Before a batch from the outbox is sent, the outbox records
+its new id. Before a batch with an id is sent again, its producer id is closed at the broker, which replies with the
 last stored sequence. If the broker no longer knows the producer id, the log is searched for the batch's records.
 """
 
@@ -118,7 +118,7 @@ class PartitionOutbox:
                     yield from self._send(self.batches[0])
 
     def _send(self, batch: StorableBatch) -> Operation[None]:
-        """Send the batch. After an error that may pass, store all queued batches; after any other, fail the batch."""
+        """Send the batch. After a retriable error or `_STORE_ERRORS`, store all queued batches; else fail the batch."""
         batch.seal()
         until = self._link.now() + REPLY_TIMEOUT_SECONDS
         place = NEVER_SENT
@@ -250,7 +250,7 @@ class PartitionOutbox:
         return [row for row in rows if row.id not in arrived]
 
     def _find_arrived(self, stream: ProducerPartition, rows: list[StoredBatch]) -> Operation[set[int]]:
-        """Close the producer id of `stream` and return the ids of `rows` that the broker has stored."""
+        """Close the producer id of `stream` at the broker. Return the ids of those rows that the broker has stored."""
         until = self._link.now() + REPLY_TIMEOUT_SECONDS
         try:
             last = yield from close_producer(self._link, stream, until)
@@ -281,7 +281,7 @@ class OutboxState(StrEnum):
 
 
 class StoreAndForward:
-    """Store-and-forward of one producer, used under the driver's lock. `tasks` is one of the driver's tickers."""
+    """Store-and-forward of one producer, used under the driver's lock. The driver calls the `tick` of `tasks`."""
 
     def __init__(self, core: ProducerContext, selector: StrictPartitions, path: str) -> None:
         self.core = core
@@ -410,7 +410,7 @@ class StorableBatch(Batch):
             self.durability = "kept"
 
     def result_of(self, index: int, count: int | None = None) -> SendResult:
-        """Return the result as the base class does. For a batch in the outbox it has no offset, and 0 as message id."""
+        """Return the result as the base class does. For a batch in the outbox, the result has no offset and id 0."""
         if self.is_in_outbox and self.error is None:
             return SendResult(self.topic, self.partition, None, 0, "kept", count or 1)
         return super().result_of(index, count)

@@ -83,7 +83,8 @@ class XaBranches:
     def commit(self, xid: str, one_phase: bool = False) -> Operation[TransactionCore]:
         """Commit a prepared branch (second phase), or with `one_phase` a branch that is not prepared (both phases).
 
-        The user gets the state, "committed" or "applying". Raises `HeuristicOutcome` if an operator ended the branch.
+        `XAResource.commit` returns the state, "committed" or "applying". Raises `HeuristicOutcome` if an operator ended
+        the branch.
         """
         branch = yield from self._get_ended(xid)
         if branch.state == OPEN and not one_phase:
@@ -125,7 +126,7 @@ class XaBranches:
         return bool(reply.forgotten)
 
     def _get_ended(self, xid: str) -> Operation[TransactionCore]:
-        """Return the producer's branch, or else load it from the broker. Raises `TransactionState` before its `end`."""
+        """Return this producer's branch, or else load it from the broker. Raises `TransactionState` before `end`."""
         branch = self._branches.get(check_xid(xid))
         if branch is None:
             return (yield from self._transactions.resume(xid))

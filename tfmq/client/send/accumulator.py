@@ -104,7 +104,7 @@ class RecordAccumulator:
         self.partition_senders: dict[tuple[str, int], PartitionSender] = {}
         self.delayed_sender = DelayedSender(self)
         self.shared_batches: dict[str, Batch] = {}
-        """By topic name: the open batch to which `send` appends messages without a key directly."""
+        """By topic name: the open batch to which `send` directly appends messages without a key."""
         self.shared_delayed: dict[str, Batch] = {}
         """By topic name: the open batch for delayed messages without a key."""
         self._lingering: deque[Batch] = deque()
@@ -166,7 +166,7 @@ class RecordAccumulator:
             self.close_batch(stream.open_batch)
 
     def reroute_batch(self, batch: Batch, gone: Topic) -> None:
-        """Reroute a batch that is not stored from the deleted topic `gone` to the re-created topic of the same name."""
+        """Move a batch, which is not stored, from the deleted topic `gone` to the re-created topic of the same name."""
         batch.clear_sequence()
         batch.attempts, batch.last_error, batch.rerouted_from_partitions = 0, None, len(gone.partitions)
         self._route_or_wait(batch)
@@ -341,7 +341,7 @@ class RecordAccumulator:
             batch.callbacks, batch.user_callbacks = [], None
             batch.set_failed(Abandoned("The message belongs to the parent process, which sends it.", outcome=UNKNOWN))
 
-    # Called by the driver, of which the accumulator is a ticker
+    # Called by the driver, which has the accumulator in its list `tickers`
 
     def next_time(self) -> float:
         if self._expedited:
@@ -376,7 +376,7 @@ class RecordAccumulator:
                 stream.pump()
 
     def _close_if_idle(self, batch: Batch) -> None:
-        """Close a batch if its partition sender is idle. Otherwise the sender itself closes an urgent batch later."""
+        """Close a batch if its partition sender is idle. Otherwise the sender, once idle, closes an urgent batch."""
         if batch.buffer is None or batch.buffer.idle:
             self.close_batch(batch)
 
@@ -532,7 +532,7 @@ class RecordAccumulator:
 
     def _add_waiting(self, entry: ProducerTopic, batch: Batch, message: Message = KEYLESS) -> None:
         """Let a batch wait until the topic's metadata is known. Its partition is then chosen for `message`."""
-        # A batch that was added at its creation is added again when it is closed, with no other batch in between.
+        # A batch added at its creation comes here again when it is closed. No other batch is added in between.
         if not entry.waiting_batches or entry.waiting_batches[-1][0] is not batch:
             entry.waiting_batches.append((batch, message))
         self.request_metadata(entry)

@@ -340,9 +340,9 @@ class Deliveries:
         return list(dict.fromkeys(batch for batch, _, _ in self.runs))
 
     def result(self, timeout: float | None = None) -> list[SendResult]:
-        """Return one result per batch, with the number of its messages, and the offset and id of the first of these.
+        """Return one result per batch: the number of its messages, and the offset and id of its first message.
 
-        Waits at most `timeout` seconds. Raises the error of the first failed batch, or `TimedOut`.
+        Waits at most `timeout` seconds (None: no limit). Raises the error of the first failed batch, or `TimedOut`.
         """
         self.owner.wait_for(self.batches, timeout)
         return self._results()
@@ -380,7 +380,7 @@ class Deliveries:
 
 
 CHUNK_COUNT: Final = 500
-"""The number of payloads in the first chunk. The average size of their records decides on the next chunk."""
+"""Number of payloads in the first chunk. The average record size in a chunk decides the size of the next chunk."""
 CHUNK_COUNT_MAX: Final = 50_000
 FILL_RATIO: Final = 0.95
 """The next chunk should fill this fraction of a batch, estimated from the average record size in the last chunk."""
@@ -388,7 +388,7 @@ PLAIN_TYPES: Final = frozenset((bytes, str))
 
 
 class PayloadChunker:
-    """Reads the user's iterable in chunks. The iterable may block or send, so yield `CallUserCode(read)` to read."""
+    """Reads the user's iterable in chunks. Iterating may block or send, so operations call `read` by `CallUserCode`."""
 
     def __init__(self, payloads: Iterable[Any]) -> None:
         if isinstance(payloads, str | bytes | bytearray | memoryview | Message | Mapping):
@@ -430,7 +430,7 @@ def with_delivery_time(item: Any, when: DeliveryTime) -> Message:
 
 
 def batch_ends(sizes: Sequence[int], batch_bytes: int, overhead: int) -> list[int]:
-    """Divide payloads of these `sizes` into batches of one payload or more. Return the end index of each batch."""
+    """Divide payloads into batches of up to `batch_bytes` or of one payload. Return the end index of each batch."""
     ends = list(accumulate([size + overhead for size in sizes]))
     if ends[-1] <= batch_bytes:
         return [len(sizes)]

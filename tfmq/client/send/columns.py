@@ -1,4 +1,4 @@
-"""Divides Arrow tables into batches of a producer: rows for one partition, encoded except for the records' ids.
+"""Divides Arrow tables into batches of a producer. A batch has rows for one partition, encoded except for their ids.
 
 Needs pyarrow and numpy, as `tfmq.arrow` does.
 """
@@ -72,7 +72,7 @@ class TableReader:
         return ColumnBatch(records, len(rows), int(records.ends[-1]))
 
     def _read_slices(self) -> Iterator[pa.RecordBatch]:
-        """Yield the table's rows in slices, each large enough for about one batch per partition if rows have keys."""
+        """Yield the table's rows in slices of about one batch or, if the rows have keys, one batch per partition."""
         for batch in self._batches:
             if not batch.num_rows:
                 continue

@@ -85,7 +85,7 @@ def _after_year_9999(moment: float) -> BadRequest:
 
 
 def moment_ms(moment: Moment) -> int:
-    """Return `moment` in ms since 1970; 0 for times before 1970. Raises `TypeError`, `BadRequest` as `due_number`."""
+    """Return `moment` in ms since 1970; 0 for times before 1970. Raises `TypeError`, `BadRequest`: see `due_number`."""
     if isinstance(moment, datetime):
         if moment.tzinfo is None or moment.utcoffset() is None:
             raise TypeError(

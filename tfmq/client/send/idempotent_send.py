@@ -100,7 +100,7 @@ def send_idempotent(
 def send_encoded(
     link: ClientConnection, stream: ProducerPartition, sequence: int, encoded: EncodedRecords, count: int, until: float
 ) -> Operation[commands.ProduceReply]:
-    """Store `count` encoded records, otherwise like `send_idempotent`. Return the reply to the PRODUCE request."""
+    """Store `count` encoded records, with the retries of `send_idempotent`. Return the reply to the PRODUCE request."""
     place = (stream.topic, stream.incarnation, stream.partition, stream.producer_id, sequence, count)
     request = commands.Produce(*place, commands.ACKS_SYNCED, encoded.blocks)  # type: ignore[arg-type]
     call = yield from call_with_retries(link, request, encoded.data, until=until)
@@ -121,7 +121,7 @@ def close_producer(link: ClientConnection, stream: ProducerPartition, until: flo
 def find_records(
     link: ClientConnection, stream: ProducerPartition, sequences: Collection[int], from_offset: int, until: float
 ) -> Operation[dict[int, int]]:
-    """Search the log for records of a producer id with these `sequences`. Return sequence -> offset of those found.
+    """Search the log for records of a producer id with these `sequences`. Return the offset of each found sequence.
 
     The search goes from `from_offset` to the durable offset. Raises OffsetOutOfRange if messages from `from_offset` on
     were removed, Damaged if part of the log is unreadable; then it is unknown which sequences are stored.
@@ -139,7 +139,7 @@ def find_records(
 
 
 class FetchedMessages(NamedTuple):
-    """Messages of one fetch response. `at_end`: whether there were no further durable messages when it was sent."""
+    """Messages of one fetch response. `at_end`: whether the log had no further durable messages at that time."""
 
     messages: list[ReceivedMessage[Any]]
     next_offset: int

@@ -90,7 +90,7 @@ LOST_WITH_TOPIC: Final = (
 )
 
 IN_FLIGHT_BYTES_MAX = 8 << 20
-"""Limit per partition. Already 20 batches of 256 KiB in flight allow 1.6 million messages of 100 bytes per second."""
+"""Maximum bytes in flight per partition. With 5 MiB, 1.6 million messages of 100 bytes are sent per second."""
 IN_FLIGHT_BATCHES_MAX = 20
 _RESEND_ERRORS = SequenceGap | StaleProducer | UnknownProducer | Busy
 """Errors after which a batch is sent again: the batch is valid, and this attempt did not store it."""
@@ -103,7 +103,7 @@ BUSY_LOG_SECONDS = 1.0
 
 
 _new: Final = tuple.__new__
-"""Creates a NamedTuple without its own `__new__`, which would run Python code for each batch."""
+"""Creates a NamedTuple without calling its `__new__`, which would run Python code for each batch."""
 
 
 class BatchAccumulator(Protocol):
@@ -191,7 +191,7 @@ class PartitionSender:
         self._open_requests = 0
         self._in_flight_bytes = 0
         self._stored_through = [-1, -1, -1]
-        """For each durability (the index is `ACKS_NONE` …) the last sequence that was acked with it; -1: none."""
+        """The last acked sequence for each durability (`ACKS_NONE`, `ACKS_WRITTEN`, `ACKS_SYNCED`); -1: none."""
         self._has_gap = False
         self._outcome_unknown = False
         self._backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
@@ -230,7 +230,7 @@ class PartitionSender:
             self._on_idle()
 
     def start_replacement(self, first: Sequence[Batch] = ()) -> None:
-        """Start the blocked sender of the re-created topic, and reroute the batches `first`, ahead of its batches."""
+        """Reroute the batches `first` to the re-created topic. Then start the sender of this topic, blocked so far."""
         held, self.replacement = self.replacement, None
         waiting: list[Batch] = []
         if held is not None:
@@ -393,7 +393,8 @@ class PartitionSender:
     def _resolve_errors(self) -> None:
         """Send the rejected batches again. Called when all requests are answered; the batches are still in `in_flight`.
 
-        If the broker was busy, send after a pause. Otherwise start new sequences, usually under a successor id.
+        If the broker was busy, send after a pause. Otherwise start new sequences: under the same id if nothing was ever
+        stored under it, else under a successor id.
         """
         first = self.in_flight[0].last_error if self.in_flight else None
         if not self._has_gap and isinstance(first, Busy):
@@ -510,7 +511,7 @@ class PartitionSender:
             self._accumulator.fail_batch(batch, with_outcome(error, batch))
 
     def _fail_all(self, error: TfmqError) -> None:
-        """Fail the queued batches, and the batches in flight whose request has failed already, but no others."""
+        """Fail the queued batches, and those in flight whose request has failed. Keep the other batches in flight."""
         waiting = [each for each in self.in_flight if each.last_error is not None]
         for batch in waiting:
             self._remove_in_flight(batch)
@@ -561,8 +562,8 @@ class DelayedSender(PartitionSender):
     """Sends a producer's delayed messages for all topics and partitions, under separate producer ids.
 
     The broker first stores all delayed messages in one arrival log, and checks their producer sequences there. So plain
-    and delayed messages need separate producer ids. If a topic is deleted, only its batches end, not this sender. A
-    delay continues while a batch waits: the remaining delay is computed each time the batch is sent.
+    and delayed messages need separate producer ids. If a topic is deleted, its batches are rerouted or fail, but this
+    sender continues. A delay continues while a batch waits: the remaining delay is computed at each attempt to send.
     """
 
     ends_with_topic: ClassVar[bool] = False

@@ -114,7 +114,10 @@ def load_selector(selector: PartitionSelector | str | None) -> PartitionSelector
 
 
 def choose_partition(selector: PartitionSelector, topic: Topic, message: Message) -> int:
-    """Return the partition that `message` names or `selector` chooses. Raises `UnknownPartition`."""
+    """Return the number of the partition that `message` names, or else that `selector` chooses.
+
+    If the selector is strict, it always chooses. Raises `UnknownPartition`.
+    """
     partitions = topic.partitions
     if selector.strict:
         return selector.get_partition(topic.name, partitions, message).number
@@ -194,7 +197,7 @@ class StrictPartitions(PartitionSelector):
         return partitions[number]
 
     def choose(self, topic: str, message: Message) -> int:
-        """Choose as `get_partition` does, but without the topic's metadata: the partition may not exist."""
+        """Choose a configured partition, as `get_partition` does, but without checking that the partition exists."""
         numbers = self.partitions.get(topic)
         if numbers is None:
             raise BadRequest(f"{topic} is not among the topics of StrictPartitions; add it with its partitions.")

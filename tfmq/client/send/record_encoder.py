@@ -37,7 +37,7 @@ _STRIDED_COUNT: Final = 8
 
 
 _new: Final = tuple.__new__
-"""Creates a NamedTuple without its own `__new__`, which would run Python code."""
+"""Creates a NamedTuple without calling its `__new__`, which would run Python code."""
 
 
 class EncodedRecords(NamedTuple):
@@ -81,7 +81,7 @@ def encode_one(payload: bytes, part: bytes, producer_id: int, sequence: int) -> 
 
 
 def encode_shared(payloads: Sequence[bytes], part: bytes, producer_id: int, sequence: int) -> EncodedRecords:
-    """Encode records with the same attribute `part` (see `attribute_part`). The first one's sequence is `sequence`."""
+    """Encode records with the same attribute `part` (see `attribute_part`). The first record gets `sequence`."""
     sizes = list(map(len, payloads))
     size = sizes[0]
     if len(sizes) >= _STRIDED_COUNT and sizes.count(size) == len(sizes):
@@ -106,8 +106,8 @@ def encode_each(
 ) -> EncodedRecords:
     """Encode records with individual attributes (`parts`, see `attribute_part`) and flags.
 
-    `flags` do not contain the attribute flag, which is added here. None: all records have the same attribute and no
-    other flag. `sizes`: the payload sizes, if the caller knows them.
+    `flags` do not contain the attribute flag, which is added here. `flags` None: all records have the same attribute
+    and no other flag. `sizes`: the payload sizes, if the caller knows them.
     """
     count = len(payloads)
     first_id = producer_id << SEQUENCE_BITS | sequence
@@ -129,7 +129,10 @@ def encode_each(
 
 
 def rewrite_ids(encoded: EncodedRecords, producer_id: int, sequence: int) -> EncodedRecords:
-    """Return a copy with ids from `sequence` on. Only the CRCs of blocks change: CRCs of records do not cover ids."""
+    """Return a copy of the records with new ids, counted up from `sequence`.
+
+    The CRCs of blocks change as well. The CRCs of records stay, because they do not cover ids.
+    """
     data = bytearray(encoded.data)
     first_id = producer_id << SEQUENCE_BITS | sequence
     for number, position in enumerate(record_positions(bytes(data))):
@@ -170,7 +173,7 @@ def _encode_equal_sizes(
 
 
 def _sequence_columns(sequence: int, count: int) -> tuple[bytes, bytes, bytes]:
-    """Return the high, middle and low bytes of `count` sequences from `sequence` on."""
+    """Return three strings: the high, the middle and the low bytes of `count` sequences from `sequence` on."""
     end = sequence + count
     low = _counting_bytes(sequence & 0xFF, count)
     middle_first, middle_last = sequence >> 8, (end - 1) >> 8
@@ -195,7 +198,7 @@ def _counting_bytes(first: int, count: int) -> bytes:
 
 
 def _divide_blocks(data: bytearray, lengths: Sequence[int]) -> EncodedRecords:
-    """Divide records into blocks of at most `BLOCK_BYTES`. Each block has at least one whole record."""
+    """Divide records into blocks of at most `BLOCK_BYTES`. A larger record is a block by itself."""
     ends = list(accumulate([HEADER_SIZE + length for length in lengths]))
     blocks: Blocks = []
     first = start = 0

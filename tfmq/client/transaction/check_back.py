@@ -2,7 +2,7 @@
 
 A producer with check functions always has a request waiting at the broker, which replies when it has transactions to
 ask about. No thread waits for this reply: it is read together with other replies, at the latest after `POLL_SECONDS`.
-The check functions run in an executor, because they may block. The first one that returns a decision is obeyed.
+The check functions run in another thread, because they may block. The first decision that one returns is obeyed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("tfmq.transaction")
 WAIT_SECONDS: Final = 30.0
 """How long a request waits at the broker. The broker permits at most a minute."""
 POLL_SECONDS: Final = 5.0
-"""The longest delay of a reply while no thread reads. It matters little: the broker asks only after a minute."""
+"""The longest delay of a reply while no thread reads: short against the minute after which the broker first asks."""
 GRACE_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 5.0
 """The pause after an error, for example because the broker is unreachable or has too many waiting requests."""
@@ -32,7 +32,7 @@ PAUSE_SECONDS: Final = 5.0
 class InDoubt(NamedTuple):
     """A prepared transaction that the broker asks about.
 
-    `xid`: the transaction's name · `epoch`: its number · `topics`: the first topics to which it sends messages.
+    `xid`: the transaction's name · `epoch`: its number · `topics`: up to 8 of the topics to which it sends messages.
     """
 
     xid: str
@@ -50,7 +50,7 @@ DECISION_REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
 
 
 def answer_checks(link: ClientConnection, group: str, run: Executor, functions: Sequence[Check]) -> Operation[None]:
-    """Answer the broker's checks with the decisions of `functions`, which `run` executes, until cancelled."""
+    """Answer the broker's checks with the decisions of `functions`, until cancelled. `run` calls the functions."""
     told = ""
     while True:
         try:
@@ -93,7 +93,7 @@ def _answer_check(link: ClientConnection, run: Executor, functions: Sequence[Che
 
 
 def _decide(functions: Sequence[Check], asked: InDoubt) -> str | None:
-    """Return the first function's decision that is "commit" or "rollback", or None. Errors of functions are logged."""
+    """Call the functions until one returns "commit" or "rollback". Return this decision, else None. Log errors."""
     for function in list(functions):
         try:
             decision = function(asked)

@@ -71,9 +71,9 @@ class TransactionRequests:
         self.offsets: dict[str, commands.TransactionOffsets] = {}
         """The consumer offsets to commit, by group."""
         self.batch_offsets: Sequence[int] = ()
-        """The offsets in the commit reply, one per batch in the order of sending."""
+        """From the commit reply: the offset of each batch's first message, in the order of sending; -1: unknown."""
         self.delayed_replies: dict[int, commands.TransactionDelayed] = {}
-        """Handles of delayed messages in the commit reply, by the index of the batch."""
+        """From the commit reply: the handles of delayed messages, by the index of the batch."""
         self.dropped_messages = 0
         """Number of messages that the broker dropped at the commit because their topics were deleted."""
         self._found_xid, self._found_epoch = beginning.xid, 0
@@ -85,7 +85,7 @@ class TransactionRequests:
         self._sent_batches: list[TransactionBatch] = []
         self._task: Task | None = None
         self._unresolved: set[type] = set()
-        """The types of requests that were sent, and of which it is unknown whether the broker has executed them."""
+        """The types of the sent requests whose outcome is unknown, so that the broker may have executed them."""
         self._prepare_sent = False
         self._began_here = True
 
@@ -148,7 +148,7 @@ class TransactionRequests:
     def commit(self) -> Operation[str]:
         if not self.begun:
             if self._sent_batches:
-                return APPLYING  # An earlier request has committed and replied this state. No later state is requested.
+                return APPLYING  # An earlier request has committed. The broker is not asked whether it is applied now.
             if self.is_empty:
                 return READ_ONLY
             if self.one_request_sent or self._manager.fits_one_request(self._accumulator):
@@ -172,7 +172,7 @@ class TransactionRequests:
         return str(reply.state)
 
     def roll_back(self, seconds: float | None) -> Operation[str]:
-        """Roll back within `seconds` (None: the usual timeout). Raises `TransactionState` if a commit is in doubt."""
+        """Roll back within `seconds` (None: a step's timeout). Raises `TransactionState` if a commit is in doubt."""
         if self.one_request_sent:
             raise TransactionState(
                 "Whether the transaction was committed is not known, so it cannot be rolled back: call commit() again,"

@@ -15,7 +15,7 @@ from tfmq.errors import TfmqError, TimedOut
 from tfmq.protocol import commands
 
 DROP_TIMEOUT_SECONDS: Final = 5.0
-"""How long a failed writer tries to roll back its transactions. Any others are rolled back by their own timeouts."""
+"""How long a failed writer tries to roll back its transactions. After this time, their own timeouts end them."""
 
 
 class EncodedBlocks(Protocol):
@@ -104,7 +104,7 @@ class CommitGroupWriter:
     # Operations
 
     def send(self, batch: MemberBatch) -> Operation[bool]:
-        """Queue `batch`, and wait while too many queued bytes are not acknowledged.
+        """Queue `batch`, and wait while `pipeline.BUFFER_BYTES` or more bytes are not acknowledged.
 
         Return False if the sequence is already committed. Raises the broker's error or `ConnectionFailed`; then no
         message of this writer will be visible.
@@ -158,7 +158,7 @@ class CommitGroupWriter:
         return pipeline
 
     def _is_already_committed(self, pipeline: Pipeline) -> bool:
-        """Return whether the sequence is already committed. Raises the error of sending if that has failed."""
+        """Return whether the sequence is already committed. If sending has failed, raise its error."""
         if pipeline.failure is not None:
             raise pipeline.failure
         if pipeline.already_committed and not self.already_committed:
@@ -222,17 +222,17 @@ class CommitGroupWriter:
 def commit_sequence(
     link: ClientConnection, message: commands.CommitGroup, seconds: float
 ) -> Operation[commands.CommitGroupReply]:
-    """Commit the sequence. The request is repeated until the reply arrives, because a large commit takes long.
+    """Commit the sequence. The request is repeated until its reply arrives: a commit may take longer than `seconds`.
 
-    `seconds`: how long the broker may be unreachable or silent. If the sequence was committed before, the reply of that
-    commit is returned. Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`, and other errors of the broker.
+    `seconds`: timeout of one request, and how long the broker may be unreachable. If the sequence was committed before,
+    the reply of that commit is returned. Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`, or another error.
     """
     reply: commands.CommitGroupReply = yield from _request_until_answered(link, message, seconds)
     return reply
 
 
 def abort_sequence(link: ClientConnection, group: str, sequence: int, run: str, seconds: float) -> Operation[str]:
-    """Let the broker reject `run` from now on. Return "committed" if it had committed the sequence, or "aborted"."""
+    """Let the broker reject `run` from now on. Return "committed" if the sequence was committed, else "aborted"."""
     reply = yield from _request_until_answered(link, commands.AbortCommitGroup(group, sequence, run), seconds)
     return str(reply.state)
 

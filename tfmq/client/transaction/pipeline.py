@@ -57,7 +57,7 @@ class TransactionDeliveryOwner(DeliveryOwner, Protocol):
 
 
 class TransactionBatch(Batch):
-    """Messages of one transaction for one partition. `incarnation` is the topic's. Delays start at the commit."""
+    """Messages of one transaction for one partition. `incarnation`: that of the topic. Delays start at the commit."""
 
     __slots__ = ("first_block_count", "incarnation")
 
@@ -115,7 +115,7 @@ class TransactionAccumulator:
 
     def __init__(self, owner: TransactionDeliveryOwner, accumulator: RecordAccumulator) -> None:
         self.shared_batches: dict[str, TransactionBatch] = {}
-        """By topic name: the open batch to which `send` appends messages without a key directly."""
+        """By topic name: the open batch to which `send` directly appends messages without a key."""
         self._owner = owner
         self._accumulator = accumulator
         self._topics: dict[str, Topic] = {}
@@ -203,7 +203,7 @@ class TransactionAccumulator:
         return self.drain_full()
 
     def requeue(self, batches: list[TransactionBatch]) -> None:
-        """Queue `batches` that `drain_all` has returned and that were not sent, ahead of all other batches."""
+        """Queue `batches` ahead of all other batches. `drain_all` has returned them, and they were not sent."""
         self._full[:0] = batches
         self._full_bytes += sum(batch.size_bytes for batch in batches)
         self._bytes_max += sum(batch.size_bytes for batch in batches)
@@ -435,7 +435,7 @@ class Pipeline:
     # Replies
 
     def _process_replies(self) -> Operation[None]:
-        """Process the replies. Send batches again after `Busy`, or if an unused id is rejected; raise other errors."""
+        """Process replies. If the broker is busy or rejects an unused producer id, send again. Raise other errors."""
         backoff = Backoff(TRANSACTION_PAUSE_SECONDS, TRANSACTION_PAUSE_SECONDS_MAX)
         self._progress_at = self._link.now()
         while (refusal := self._ack_in_order()) is not None:
@@ -456,7 +456,7 @@ class Pipeline:
                 yield Wait((self._in_flight[0][1],))
 
     def _ack_in_order(self) -> TfmqError | None:
-        """Process replies in order, until one is missing or an error. Return this error; None if no reply is one."""
+        """Process the replies in order, up to the first one that is missing or an error. Return the error, or None."""
         acked = self.batch_count
         while self._in_flight and self._in_flight[0][1].done:
             batch, call = self._in_flight[0]
@@ -482,7 +482,7 @@ class Pipeline:
         self._sequence_unused = False
 
     def _with_reason(self, error: TfmqError) -> TfmqError:
-        """Return a copy of the error, whose text also says why sending failed, and whether messages are visible."""
+        """Return a copy of the error. Its text also says why sending failed, and whether messages are visible."""
         if not self.begin_fields.xid and self._link.connection_count != self._connection:
             reason = " The connection was lost, and with it the transaction."
         elif isinstance(error, UnknownTransaction | TransactionRolledBack):

@@ -146,7 +146,7 @@ class TransactionCore:
         chunker.adjust_count(sum(sizes) + overhead * len(chunk), BATCH_BYTES)
 
     def _wait_for_room(self) -> Operation[None]:
-        """Wait while too many sent bytes are not acknowledged. Raises the pipeline's error if sending has failed."""
+        """Wait while `pipeline.BUFFER_BYTES` or more bytes are not acknowledged. If sending failed, raise its error."""
         pipeline = self.requests.pipeline
         while pipeline is not None and not pipeline.has_room:
             self._check_open()
@@ -183,7 +183,7 @@ class TransactionCore:
             self.requests.offsets[row.group] = row
 
     def notify_consumers(self) -> None:
-        """If the transaction has ended, notify the consumers whose offsets are in it of the commit or rollback.
+        """If the transaction has ended, tell the consumers in it whether their offsets are committed or rolled back.
 
         Call this without the driver's lock, because the consumers have locks of their own.
         """
@@ -239,7 +239,7 @@ class TransactionCore:
         return state
 
     def _state_if_not_executed(self, before: str) -> str:
-        """Return the state after a step that was not executed: `before`, but OPEN if nothing was ever sent."""
+        """Return the state after an unexecuted step: `before`, or OPEN if `before` is IN_DOUBT but nothing was sent."""
         return (
             before
             if before != states.IN_DOUBT or self.requests.begun or self.requests.one_request_sent
@@ -260,7 +260,7 @@ class TransactionCore:
     # End of the transaction
 
     def exit(self, error: BaseException | None) -> Operation[None]:
-        """End a `with` block: commit, or roll back after `error`. After `error` a prepared one stays prepared."""
+        """End a `with` block: commit, or after `error` roll back, except that a prepared transaction stays prepared."""
         if error is None:
             if self.state not in states.FINISHED and self.state != states.IN_DOUBT:
                 try:
@@ -349,7 +349,7 @@ class TransactionCore:
         self.producer.owner.schedule_callback(callback)
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
-        """Wait until all batches are done. Raises `TimedOut`; `NotAllowed` if no prepare, commit or rollback runs."""
+        """Wait until all batches are done. Raises `TimedOut`, and `NotAllowed` if no step is in progress."""
         self.producer.owner.run(self._wait_for_batches(batches, timeout))
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
@@ -474,7 +474,7 @@ class ProducerTransactions:
         return made
 
     def add_check(self, function: Check) -> None:
-        """Register `function`, by which the client answers when the broker asks how a transaction of the group ended.
+        """Register `function`, which is called when the broker asks how a transaction of the producer group ended.
 
         Raises `BadRequest` for a producer without a group.
         """
