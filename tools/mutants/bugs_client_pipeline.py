@@ -302,6 +302,14 @@ _LONE: Final = (
         ["tests/client/test_operation.py"],
     ),
     Mutant(
+        "event-between-check-and-poll-is-lost",
+        "an event that is set while a thread begins to poll ends its wait",
+        "tfmq/client/drivers/blocking.py",
+        "            seconds = 0.0 if done() else max(0.0, min(until - self.clock(), POLL_SECONDS_MAX))\n",
+        "            seconds = max(0.0, min(until - self.clock(), POLL_SECONDS_MAX))\n",
+        ["tests/client/drivers/test_blocking.py"],
+    ),
+    Mutant(
         "lone-wait-leaves-no-poller",
         "a thread whose wait is over wakes another one to poll",
         "tfmq/client/drivers/blocking.py",

@@ -167,6 +167,23 @@ def test_a_flag_can_be_raised_from_another_thread_and_from_a_signal_handler(clie
     signal.signal(signal.SIGALRM, old)
 
 
+def test_an_event_that_is_set_when_the_thread_begins_to_poll_ends_the_wait(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event, poll_socket = Event(), client.driver._poll_socket
+
+    def set_first(*arguments: object) -> int:
+        setter = threading.Thread(target=client.driver.set_event, args=(event,))
+        setter.start()
+        setter.join()
+        return poll_socket(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(client.driver, "_poll_socket", set_first)
+    started = time.monotonic()
+    assert client.driver.wait((event,), SECONDS)
+    assert time.monotonic() - started < SECONDS / 2
+
+
 def test_sleep_takes_its_time_and_reads_for_others(client: Client) -> None:
     def work(number: int) -> None:
         if number == 0:

@@ -331,11 +331,7 @@ class BlockingDriver(Driver):
             if self.link.output:
                 self.channel.flush()
             due = self.next_time()
-        if self._waiters:
-            self._wake_done()
-        # The wait may be complete already, because a request has expired or a connection attempt has failed.
-        pause = 0.0 if done() else min(due, deadline) - self.clock()
-        events = self._poll_socket(max(0.0, min(pause, POLL_SECONDS_MAX)))
+        events = self._poll_socket(done, min(due, deadline))
         if events & select.POLLOUT or (events and self.channel.connecting):
             self.channel.on_writable()
         if self._waiters:
@@ -351,8 +347,11 @@ class BlockingDriver(Driver):
         for waiter in [each for each in self._waiters if each.is_done()]:
             waiter.wake()
 
-    def _poll_socket(self, seconds: float) -> int:
-        """Wait, without the lock, for the socket or a wake-up, and read. Return the socket's events, 0 for none."""
+    def _poll_socket(self, done: Callable[[], bool], until: float) -> int:
+        """Wait, without the lock, until the socket is ready, a wake-up or the time `until`, then read.
+
+        If `done()` is true, do not wait. Return the socket's events, 0 for none.
+        """
         # `nested` is true if a signal handler polls while its thread is inside `poll`.
         channel, nested = self.channel, self._in_poll
         # `_reading` is true if the signal came after the interrupted poll had read data, and before it processed them.
@@ -370,19 +369,26 @@ class BlockingDriver(Driver):
         poll = self._poller
         events, data, received = 0, None, False
         self._in_poll, self._reading = True, False
-        self.lock.release()
         try:
-            for descriptor, event in poll.poll(-(-seconds * 1000 // 1)):
-                if descriptor != polled[0]:
-                    self._wake_pipe.drain()
-                else:
-                    events = event
-                    if event & ~select.POLLOUT:
-                        self._reading = True
-                        data = channel.receive()
-                        received = True
+            # These checks come after `_in_poll` is set, because `set_event` does not always take the lock. An event
+            # that it has set before is found here; for an event that it sets later, it writes to the wake pipe.
+            if self._waiters:
+                self._wake_done()
+            seconds = 0.0 if done() else max(0.0, min(until - self.clock(), POLL_SECONDS_MAX))
+            self.lock.release()
+            try:
+                for descriptor, event in poll.poll(-(-seconds * 1000 // 1)):
+                    if descriptor != polled[0]:
+                        self._wake_pipe.drain()
+                    else:
+                        events = event
+                        if event & ~select.POLLOUT:
+                            self._reading = True
+                            data = channel.receive()
+                            received = True
+            finally:
+                self.lock.acquire()
         finally:
-            self.lock.acquire()
             self._in_poll = nested
             if self.closed:
                 channel.close()
