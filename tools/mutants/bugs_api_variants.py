@@ -55,6 +55,14 @@ LOCAL_BROKERS: Final = (
         [FOLDERS],
     ),
     Mutant(
+        "started-broker-without-the-package",
+        "a client of a checkout that is not installed starts the broker of that checkout",
+        _FOLDERS,
+        'os.path.dirname(__file__), "..", "..", "..")',
+        'os.path.dirname(__file__), "..", "..")',
+        [FOLDERS],
+    ),
+    Mutant(
         "starter-keeps-the-lock",
         "a broker that cannot be started releases the lock for others",
         _FOLDERS,

@@ -214,6 +214,15 @@ def test_a_shell_that_starts_nothing_is_reported(tmp_path: Path, monkeypatch: py
     assert not caught.value.retriable
 
 
+def test_the_broker_that_is_started_finds_the_package_of_this_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "_BACKGROUND_SCRIPT", 'printf %s "$4" >package-folder')
+    with pytest.raises(ConnectionFailed):
+        LocalBrokerAddress(str(tmp_path)).resolve()
+    assert (Path((tmp_path / "package-folder").read_text()) / "tfmq" / "server" / "main.py").exists()
+
+
 def test_a_folder_with_other_things_in_it_is_not_taken(brokers: Brokers) -> None:
     (brokers.path / "todo.txt").write_text("water the flowers\n")
     (brokers.path / "todo-1").mkdir()

@@ -269,7 +269,7 @@ def start_broker(path: str, descriptor: int) -> None:
     log = os.path.join(path, LOG_NAME)
     if os.path.exists(log) and os.path.getsize(log) > LOG_BYTES_MAX:
         os.replace(log, log + ".1")
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
     settings = ["--data", path, "--listen", f"{DEFAULT_HOST}:0", "--log-level", "warning"]
     settings += ["--set", f"server.idle_exit_seconds={IDLE_SECONDS}"]
     command = ["/bin/sh", "-c", _BACKGROUND_SCRIPT, "sh", sys.executable, "-c", _PROGRAM, root, *settings]
