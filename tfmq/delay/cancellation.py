@@ -34,7 +34,7 @@ from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
 from tfmq.errors import Busy, DiskFull, StorageStopped
 
 REPEAT_MS_MAX: Final = 10
-"""A repeated reschedule has no effect if its due time is at most this much before the one set by the first request."""
+"""A reschedule by a delay counts as a repetition if the message is due at most this much after the requested time."""
 CHANGE_UNCERTAIN: Final = "the disk failed under the arrival log of delayed messages"
 CANCELLED_LIMIT_REACHED: Final = (
     "The maximum number of cancelled messages is stored. The oldest expire after delay.outcome_seconds."
@@ -65,7 +65,7 @@ class MessageChanges:
 
     def __post_init__(self) -> None:
         self._running: dict[Turn, list[Callable[[], None]]] = {}
-        """By turn of a message with a running change: functions that repeat the requests that wait for the change."""
+        """Turn of a message with a running change -> functions; each repeats a request that waits for this change."""
         self._uncertain: set[Turn] = set()
         self._cancels: list[tuple[int, Turn, CancelCallback]] = []
         """The cancels for the next `write`: log id of the target, turn, and callback."""
@@ -99,7 +99,7 @@ class MessageChanges:
         self.mark_ready()
 
     def write(self) -> bool:
-        """Append the collected cancels, with as few headers as possible; return whether there were any."""
+        """Append the collected cancels, with as few headers as possible; return whether there were any cancels."""
         cancels, self._cancels = self._cancels, []
         for start in range(0, len(cancels), CHANGED_MESSAGES_MAX):
             self._append_cancels(cancels[start : start + CHANGED_MESSAGES_MAX])
@@ -135,7 +135,10 @@ class MessageChanges:
     # Reschedule
 
     def reschedule(self, key: int, turn: Turn, wire: bytes, done: RescheduleCallback) -> None:
-        """Give a pending message the new due time `wire`: a word as in `effective_due_times`. `done`: see `cancel`."""
+        """Give a pending message the new due time `wire`: one wire word, a delay or an absolute time.
+
+        `done(result, None)` is called once the result is durable; `done(None, error)` after an error, as in `cancel`.
+        """
         now = Turn(*self.state.rescheduled.latest(*turn))
         if turn in self._running:
             now = turn
@@ -153,14 +156,14 @@ class MessageChanges:
         self._when_arrival_durable(now, partial(self._read_and_move, key, now, wire, done))
 
     def _is_repetition(self, moved: Turn, wire: bytes) -> bool:
-        """Return whether a request is a repetition, because the latest turn `moved` has the due time `wire` already."""
+        """Return whether a reschedule is a repetition: the message's turn `moved` has the due time `wire` already."""
         word = int.from_bytes(wire, "big")
         if word >= RELATIVE:
             return 0 <= moved.due - (self.broker_clock.now_rounded_up_ms() + word - RELATIVE) <= REPEAT_MS_MAX
         return word + self.broker_clock.offset_of(moved.number) == moved.due
 
     def _when_arrival_durable(self, turn: Turn, then: EndCallback) -> None:
-        """Call `then(None)` once this message is durable in the arrival log; `then(error)` if it cannot become so."""
+        """Call `then(None)` once this message is durable in the arrival log, or `then(error)` if that fails."""
         if turn.number < self.scheduler.durable_number:
             then(None)
         elif turn.number >= self.arrival_log.log.end_ordinal:
@@ -194,7 +197,7 @@ class MessageChanges:
         wire: bytes,
         ended: Callable[[list[Turn], BaseException | None], None],
     ) -> None:
-        """Append copies of locked pending messages of one partition, with new due times, in one append to the log."""
+        """Append copies of these locked messages of one partition to the log, with due times `wire`, in one append."""
         name = self.target_queues.destination.display_name(key)
         if name is None:
             for turn in turns:
@@ -245,7 +248,7 @@ class MessageChanges:
     # Messages that would be delivered too early because the wall clock was set back
 
     def postpone(self, queue: TargetQueue, part: RowColumns) -> None:
-        """Give later due times to `part`, the first messages of `queue`, which are not due yet by the wall clock."""
+        """Give later due times to `part`: rows at the head of `queue` that are not due yet by the wall clock."""
         turns = [part.turn(index) for index in range(len(part.numbers))]
         if any(turn in self._running for turn in turns):
             return
@@ -315,7 +318,7 @@ class MessageChanges:
     def _unlock(self, key: int, turn: Turn) -> None:
         """Unlock a turn and call the requests that wait for it.
 
-        If one of the requests starts another change of the message, the other requests wait for that change.
+        If one of the requests starts another change of the message, the remaining requests wait for that change.
         """
         waiting = self._running.pop(turn, [])
         self.target_queues.unlock(key, turn)
@@ -358,8 +361,8 @@ class MessageChanges:
             return DELIVERED if turn.due > now - self.scheduler.outcome_ms else UNKNOWN
         if queue is None and turn.due <= now:
             self._raise_if_uncertain(key, turn, through)
-        # No file has a message that is due before `lowest_stored_due`. If `turn` is before that, the message was not
-        # delivered, so it was cancelled, and `state.cancelled` does not remember it any more.
+        # The message was not delivered, as checked above. If it is due before `lowest_stored_due`, it is not pending in
+        # any file either. So it was cancelled, and `state.cancelled` does not contain it any more.
         return PENDING if turn.due >= self.scheduler.lowest_stored_due else UNKNOWN
 
     def _raise_if_uncertain(self, key: int, turn: Turn, through: Turn | None) -> None:

@@ -1,4 +1,4 @@
-"""Dead rows: entries, in memory or buckets, of messages that were cancelled or rescheduled, or have a deleted topic."""
+"""Dead rows: entries in memory or buckets whose messages were cancelled or rescheduled, or whose topic is deleted."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ class BucketRowCounter:
     """Counts the dead and the pending rows of each bucket. A row is the entry of one message. Broker thread only.
 
     A row is dead if its message was cancelled or rescheduled, or if the message's topic is deleted. A worker counts the
-    rows of one bucket at a time. It counts all buckets if the checkpoint has no counts, or if the memory window was
-    shrunk to a time that is over. It counts the bucket that contains the end of the memory window, and the buckets with
-    messages of a deleted topic (also at each start, because the broker may have stopped just after the deletion).
+    rows of one bucket at a time. All buckets are counted if the checkpoint has no counts, or if the memory window was
+    shrunk to a time before now. Otherwise only two kinds of buckets are counted: the bucket that contains the end of
+    the memory window, and buckets with messages of a deleted topic. Deleted topics are looked up at each start, too,
+    because the broker may have stopped just after the deletion.
     """
 
     def __init__(self, buckets: BucketStore, window: MemoryWindow) -> None:
         self._buckets, self._window = buckets, window
         self._requested: dict[TimeSpan, bool] = {}
-        """By span of each bucket to check: whether to count its rows even if no topic in the bucket is deleted."""
+        """Span of a bucket to check -> True: count its rows; False: count them only if a topic in it is deleted."""
         self._border_bucket: tuple[Bucket, int, int] | None = None
-        """The counted bucket that contains the end of the memory window (the border), as (bucket, its size, border)."""
+        """(bucket, its size, border) of the last count of the bucket with the border, the end of the memory window."""
         self.dropped = 0
         self._pending_after_border = 0
         """Number of pending rows in `_border_bucket` that are due at the border or later."""
@@ -80,7 +81,7 @@ class BucketRowCounter:
         return bool(self._requested) or self._uncounted_border_bucket() is not None
 
     def _uncounted_border_bucket(self) -> Bucket | None:
-        """Return the bucket that contains the border; None if its rows are counted or there is no such bucket."""
+        """Return the bucket that contains the window's end; None if there is no such bucket or its rows are counted."""
         border = self._window.border
         bucket = self._buckets.bucket_at(border)
         if bucket is None or self._border_bucket == (bucket, bucket.size, border):
@@ -111,7 +112,7 @@ class BucketRowCounter:
             before = bucket.dead_count
             if count is not None:
                 bucket.dead_count = max(0, bucket.count - count)
-                if not surely and bucket.span.start >= border:  # dropped rows before the border are counted in memory
+                if not surely and bucket.span.start >= border:  # earlier rows are in memory and counted there
                     self.dropped += max(0, bucket.dead_count - before)
             if bucket.span.start < border < bucket.span.end:
                 self._border_bucket = bucket, size, border
@@ -141,16 +142,17 @@ def _estimate_after(bucket: Bucket, border: int) -> int:
 
 
 ChangedTurn = tuple[int, Turn]
-"""The log id of a partition, and the turn that a message for it had before it was cancelled or rescheduled."""
+"""(log id of the partition of a message, turn of the message before the cancel or reschedule)."""
 
 
 class CancelledRows:
     """Removes cancelled and rescheduled messages from memory, and counts their rows in buckets. Broker thread only.
 
-    A change is the cancel or the reschedule of one message. A row in a bucket stays in the file and is counted in
-    `Bucket.dead_count`, which must be exact. So file work (a worker reads or writes buckets) sees only the changes that
-    were durable when the work began. Changes that become durable during the work are collected in `late`, and counted
-    when the work has ended. A start counts the changes after `BucketStore.counted_offset` in the arrival log.
+    A change is the cancel or the reschedule of one message. If the message is in a bucket, its row stays in the file
+    and is counted in `Bucket.dead_count`. This count must be exact, so file work (a worker reads or writes buckets)
+    sees only the changes that were durable when the work began. Changes that become durable during the work are
+    collected in `late`, and counted when the work has ended. A start counts the changes after
+    `BucketStore.counted_offset` in the arrival log.
     """
 
     def __init__(
@@ -191,7 +193,7 @@ class CancelledRows:
         self._set_counted_offset(forced_offset)
 
     def add_recovered(self, turns: Iterable[Turn], forced_offset: int) -> None:
-        """Count cancels and reschedules that a start has found. No row of the cancelled messages is in memory."""
+        """Count as dead the messages whose cancel or reschedule a start has found. They have no rows in memory."""
         for turn in turns:
             if turn.number < self._buckets.spilled_number:
                 self._row_counter.count_dead_row(turn.due)

@@ -5,7 +5,7 @@ numbers, ranges `1-5`, steps `*/15`, lists `0,30`, names of months and weekdays.
 last day of a month. If day of month and day of week are both restricted (neither begins with `*`), a day need match
 only one of them, as in crontab. Short forms: @hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually.
 
-The triggers of APScheduler decide which local dates and times match. This module decides at which moments they fire:
+The triggers of APScheduler decide which local times match. This module decides at which moments these times fire:
 
 - a local time that the clock skips fires later by the length of the gap: if the clock goes from 02:00 to 03:00, then
   02:30 fires at 03:30;
@@ -29,14 +29,14 @@ from apscheduler.triggers.cron import CronTrigger
 from tfmq.errors import BadRequest
 
 EXPRESSION_CHARACTERS: Final = 256
-"""Maximum length of an expression. Expressions are listed, stored in the catalog, and parsed at each start."""
+"""Maximum length of an expression, because expressions are stored in the catalog, parsed at each start, and listed."""
 ZONE_CHARACTERS: Final = 64
 """Maximum length of a zone name: twice the length of the longest name in the zone database."""
 
 MS: Final = 1000
 MINUTE_MS: Final = 60 * MS
 YEAR_MAX: Final = 9998
-"""The last year in which moments are searched. `datetime` ends with 9999, so a day can be added to each moment."""
+"""The last year in which moments are searched: one before the last of `datetime`, so that a day can be added."""
 MOMENT_MS_MAX: Final = 253_370_764_800_000
 
 CLOCK_CHANGE_MAX: Final = timedelta(hours=25)
@@ -167,7 +167,7 @@ class CronSchedule:
             start = local + _SECOND
 
     def _moments_of(self, local: datetime) -> list[datetime]:
-        """Return the one or two moments, which may be equal, at which the schedule fires for a local time."""
+        """Return when the schedule fires for a local time: one moment, or two (maybe equal) if it matches each hour."""
         first = local.replace(tzinfo=self.zone)
         if not self._every_hour:
             return [first.astimezone(UTC)]
@@ -178,7 +178,7 @@ class CronSchedule:
         return [first.astimezone(UTC)] if skipped else [first.astimezone(UTC), second.astimezone(UTC)]
 
     def _clock_change_near(self, moment: datetime) -> timedelta:
-        """Return the length of a clock change near `moment` (at most that length away); zero if there is none."""
+        """Return the length of a clock change if `moment` is at most that length away from the change, else zero."""
         if self.zone is UTC:
             return _NOTHING
         shift = self._offset_difference(moment, CLOCK_CHANGE_MAX)
@@ -192,7 +192,7 @@ class CronSchedule:
 def _day_rules(expression: str, days: set[int], weekdays: set[int], months: set[int]) -> list[tuple[str, str]]:
     """Return pairs (days of the month, weekdays). A day matches if it matches both parts of one of the pairs.
 
-    Raises BadRequest if no month has such a day.
+    Raises BadRequest if none of `months` has such a day.
     """
     _, _, day_text, _, weekday_text = _fields_of(expression)
     day = LAST if day_text.lower() == LAST else _trigger_list(days, FIELDS[2])
@@ -227,7 +227,7 @@ def _fields_of(expression: str) -> list[str]:
 
 def _field_numbers(field: CronField, text: str, expression: str) -> set[int]:
     if text == LAST and field.name == "day of month":
-        return {field.low}  # a placeholder, for which `_day_rules` uses LAST
+        return {field.low}  # a placeholder: `_day_rules` uses LAST instead
     numbers: set[int] = set()
     for part in text.split(","):
         try:
@@ -272,7 +272,7 @@ def _number(field: CronField, text: str) -> int:
 
 
 def _trigger_list(numbers: set[int], field: CronField | None = None) -> str:
-    """Format numbers as ranges for a field of an APScheduler trigger, which compares each entry separately."""
+    """Format numbers for an APScheduler trigger: as few ranges, because the trigger compares each range separately."""
     if field is not None and len(numbers) > field.high - field.low:
         return "*"
     ordered = sorted(numbers)

@@ -54,8 +54,9 @@ class DelayQueue:
     partitions write, and repeats the call while `due` is true. At the end it calls `stop(done)`, and then `write()` in
     each turn until `done` is called.
 
-    `floor_ms`: the highest due time of all messages that partitions have; broker time begins no earlier. `tick_ms`:
-    interval at which due messages fire. `outcome_seconds`: how long after its due time a message's state is known.
+    `floor_ms`: the highest due time of the messages that have fired already; broker time starts at this time or later.
+    `tick_ms`: interval at which due messages fire. `outcome_seconds`: how long after its due time a message's state can
+    be queried.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class DelayQueue:
         self._stopped: Callable[[], None] | None = None
         self.is_delivering = False
         """Whether target queues have messages. While this is true, the broker must call `write` in each turn."""
-        # Methods of the parts, which the broker calls as methods of this object.
+        # The broker calls these methods of the parts as methods of this object.
         self.now_ms, self.now_rounded_up_ms = broker_clock.now_ms, broker_clock.now_rounded_up_ms
         self.ahead_ms = broker_clock.ahead_ms
         self.begin_append, self.append_written = dispatcher.begin_append, dispatcher.append_written
@@ -160,7 +161,7 @@ class DelayQueue:
         if state not in (PENDING, FIRING):
             return done(MessageState(state, now), None)
         if now.number >= max(self._scheduler.durable_number, self._arrival_log.log.end_ordinal):
-            # The message is in the end of the log, which is not durable yet because the disk is full.
+            # The end of the log, which has the message, is not durable yet because the disk is full.
             return done(None, DiskFull())
 
         def found(record: bytes | None, error: BaseException | None) -> None:
@@ -171,7 +172,7 @@ class DelayQueue:
         self._run(partial(self._target_queues.record_reader.find, key, now), found)
 
     def list(self, query: ListQuery, done: Callable[[ListPage | None, BaseException | None], None]) -> None:
-        """Pass a list of pending messages, in the order of their turns, to `done`."""
+        """Pass one page of the pending messages that `query` selects, in the order of their turns, to `done`."""
         self._query(lambda: partial(list_pending, self._buckets, query, self._pending_snapshot()), done)
 
     def histogram(
@@ -180,7 +181,10 @@ class DelayQueue:
         keys: LogFilter | None,
         done: Callable[[Histogram | None, BaseException | None], None],
     ) -> None:
-        """Count pending messages between each two neighbours of `edges` (due times). `keys`: as in `ListQuery`."""
+        """Count all pending messages, and those in each interval edges[n] <= due < edges[n + 1].
+
+        `keys`: selects partitions by log id; None: all. `done` gets the counts.
+        """
 
         def work() -> Callable[[], Histogram]:
             pending, settled = self._pending_snapshot(), self._window.fires_below
@@ -267,7 +271,8 @@ class DelayQueue:
         """
         log, buckets = self._arrival_log.log, self._buckets
         end, number = log.whole_end, max(log.end_ordinal, buckets.spilled_number)
-        # `forced_offset` may be too low. But messages are durable before they are written to buckets.
+        # At a start, `forced_offset` may be lower than the end of the durable part. But all messages before
+        # `spilled_offset` are durable, because they were made durable before they were written to buckets.
         offset = max(log.forced_offset, buckets.spilled_offset)
 
         def found(result: RecoveredArrivals | None, error: BaseException | None) -> None:
@@ -275,8 +280,8 @@ class DelayQueue:
                 return done(error or RuntimeError("a read of the arrival log ended without a result"))
             self._scheduler.recover(result, offset, number, whole=offset == end[0])
             if offset < end[0]:
-                # The end of the log is not durable because the disk is full, and may still be lost. No message is
-                # delivered until it is durable.
+                # The end of the log is not durable because the disk is full, and may still be lost. Until this end is
+                # durable, no message is delivered.
                 self._dispatcher.wait_for_tail(offset, end)
             done(None)
 
@@ -293,7 +298,7 @@ class DelayQueue:
         return self._target_queues.has_work or self._changes.has_writes
 
     def write(self) -> bool:
-        """Append collected cancels to the arrival log, and due messages to partitions; return if there were any."""
+        """Append collected cancels to the arrival log and due messages to partitions; return whether there was work."""
         busy = self._changes.write()
         busy = self._target_queues.write() or busy
         if self._dispatcher.started and self._scheduler.needs_run:
@@ -304,7 +309,7 @@ class DelayQueue:
         return busy
 
     def target_resumed(self, key: int) -> None:
-        """Continue the appends to the partition `key`, which was resumed. Do nothing for the arrival log's key."""
+        """Continue the appends to the resumed partition with the log id `key`. Do nothing if `key` is ARRIVALS_KEY."""
         if key != ARRIVALS_KEY:
             self._target_queues.target_resumed(key)
 

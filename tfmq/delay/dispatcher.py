@@ -28,9 +28,9 @@ MAINTENANCE_SECONDS: Final = 1.0
 class Dispatcher:
     """Pops due messages from the timing wheel at its ticks, and passes them to the target queues.
 
-    While the arrival log has a message that is not durable, no message with the same or a later due time is popped; the
-    log is fsynced first. One timer is set for the next due time. Another timer is set for maintenance (an fsync and
-    file work), which runs each second while messages are pending.
+    If the arrival log has a message that is not durable, messages with the same or a later due time are popped only
+    after an fsync of the log. One timer is set for the next due time. Another timer is set for maintenance (an fsync
+    and file work), which runs each second while messages are pending.
     """
 
     arrival_log: ArrivalLog
@@ -48,7 +48,7 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self.started = self.stopped = False
         self._append_after_stop: dict[int, bool] = {}
-        """By ticket of an announced append: whether the arrival log had stopped already when it was announced."""
+        """Ticket of an announced append -> whether the arrival log had stopped before `begin_append` was called."""
         self._timer: Any = None
         self._timer_due = 0.0
         self._maintenance_timer: Any = None
@@ -74,14 +74,14 @@ class Dispatcher:
 
         `due_min`: the lowest due time in the append. No message due at `due_min` or later is delivered until the
         append is durable or has failed. So call this in the same turn of the broker in which the due times are
-        computed, because otherwise a later message could be delivered first.
+        computed, because otherwise a message that is due later could be delivered first.
         """
         ticket = self.non_durable.begin_append(due_min)
         self._append_after_stop[ticket] = self.arrival_log.log.stopped is not None
         return ticket
 
     def append_written(self, ticket: int, header: ArrivalHeader, records: Buffer, answer: Appended) -> None:
-        """Record that an announced append is written; request an fsync if any of its messages is due soon.
+        """Record that an announced append is written; request an fsync if it has a message due in the memory window.
 
         `answer`: the result of the append. `header` and `records`: what was appended; used only during the call.
         """
@@ -154,8 +154,8 @@ class Dispatcher:
             if self.stopped or log.stopped is not None:
                 return  # the next start recovers the end of the log
             if log.waits_for_space:
-                # An append makes the end of the log durable first, but there may be no append. So request a truncation
-                # that removes nothing, because a truncation, too, makes the end of the log durable first.
+                # Both an append and a truncation first make the end of the log durable. There may be no append, so
+                # request a truncation, one that removes nothing.
                 self.arrival_log.truncate_before(log.first_offset + 1, again)
             elif log.forced_offset < end[0]:
                 again()
@@ -233,7 +233,7 @@ class Dispatcher:
             self.schedule_maintenance()
 
     def schedule_maintenance(self) -> None:
-        """Set the timer for maintenance. Also called after appends without messages, so that these are truncated."""
+        """Set the timer for maintenance. Also called after appends of cancels, so that they are truncated later."""
         if self._maintenance_timer is None and self.started:
             self._maintenance_timer = self.timers.after(MAINTENANCE_SECONDS, self._run_maintenance, deferrable=True)
 

@@ -17,9 +17,9 @@ from journal.record.format import Buffer
 from tfmq.errors import BadRequest
 
 STEPS_MAX: Final = 256
-"""Maximum number of stored `BrokerClock` offsets. More are merged: absolute times may be late then, but never early."""
+"""`BrokerClock` stores at most this many offsets and merges the oldest: absolute times may then be late, not early."""
 SLACK_MS: Final = 10
-"""`BrokerClock.ahead_ms` is only lowered by more than this: a smaller difference is the drift of a clock, no step."""
+"""`BrokerClock.ahead_ms` is not lowered by less than this: such a difference is the drift of a clock, no step."""
 AHEAD_MAX: Final = (1 << 62) - 1
 
 CLOCK_READS_MAX: Final = 10
@@ -65,7 +65,7 @@ class BrokerClock:
         self._last = self._start_ms
 
     def _read_clocks(self) -> tuple[float, int, float]:
-        """Return the quickest of some readings: (monotonic clock before, wall clock in us, monotonic clock after)."""
+        """Return the fastest of several readings: (monotonic clock before, wall clock in us, monotonic clock after)."""
         looks = []
         for _ in range(CLOCK_READS_MAX):
             looks.append((self._clock.monotonic(), self._clock.wall_us(), self._clock.monotonic()))
@@ -91,7 +91,7 @@ class BrokerClock:
     # The offset to the wall clock
 
     def ahead_ms(self) -> int:
-        """Return by how many ms, rounded up, broker time is ahead of the wall clock; negative if it is late."""
+        """Return by how many ms, rounded up, broker time is ahead of the wall clock; negative if it is behind."""
         least = self.now_ms() - (wall := self._clock.wall_ms())
         most = self.now_rounded_up_ms() - wall
         if least > self._ahead or most < self._ahead - SLACK_MS:
@@ -102,7 +102,7 @@ class BrokerClock:
         return self.now_ms() - self._clock.wall_ms()
 
     def record_offset(self, number: int, ahead_ms: int) -> None:
-        """Record the offset that is added to absolute times of messages from `number` on. Numbers only grow."""
+        """Record the offset for absolute times of messages from `number` on. Calls are in the order of the numbers."""
         if self._steps[-1] == ahead_ms:
             return
         if self._numbers[-1] == number:
@@ -161,9 +161,10 @@ class BrokerClock:
 
 
 # Due times. On the wire a batch has one word (a big-endian u64) for each message. If its top bit is set, the other bits
-# are a delay in ms; otherwise the word is a time in ms since 1970 by the wall clock. From the word, the effective due
-# time is computed, in broker time: to a time of the wall clock, the offset of broker time is added. An effective due
-# time is below 2^63, and at least 1 ms from now, so that no new message precedes a message that was delivered already.
+# are a delay in ms; otherwise the word is a time in ms since 1970 by the wall clock. The effective due time, in broker
+# time, is computed from the word: a delay is added to the present time; to a time of the wall clock, the offset of
+# broker time is added. An effective due time is below 2^63, and at least 1 ms from now, so that no new message precedes
+# a message that was delivered already.
 #
 # All functions work on columns, without Python code for each message, unless a batch mixes delays and times.
 
@@ -243,7 +244,7 @@ def effective_due_times(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> 
     elif RELATIVE_FLAG in absolute:
         moved = [max(0, t + ahead_ms) if t < RELATIVE else t - RELATIVE + now_ms for t in times]
     elif ahead_ms:
-        # If broker time is before the wall clock, `ahead_ms` is negative. The bound prevents negative sums.
+        # If broker time is before the wall clock, `ahead_ms` is negative. `max` prevents negative sums.
         moved = map(ahead_ms.__add__, map(max, times, repeat(max(0, -ahead_ms))))
     else:
         return _limited(times, absolute, now_ms)
@@ -260,7 +261,7 @@ def _same_for_all(word: int, count: int, now_ms: int, ahead_ms: int) -> DueTimes
 
 
 def _limited(times: array[int], absolute: bytes, now_ms: int) -> DueTimes:
-    """Limit the times to [now_ms + 1, DUE_MAX]. A time above DUE_MAX is a sum of two values below 2^63."""
+    """Limit the times to [now_ms + 1, DUE_MAX]. They have not overflowed: each is a sum of two values below 2^63."""
     low, high = min(times), max(times)
     if low <= now_ms:
         times = array("Q", map(max, times, repeat(now_ms + 1)))

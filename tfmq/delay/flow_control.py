@@ -17,10 +17,10 @@ SLICE_BYTES_MAX: Final = 256 << 10
 TURN_ROWS_MAX: Final = 1024
 """Maximum number of due messages that are appended in one turn of the broker: about 2 ms of work.
 
-Measured with twice and with half this number: sends during a burst took longer, and throughput was lower.
+Measured: both with twice and with half this number, sends during a burst took longer and throughput was lower.
 """
 TURN_BYTES_MAX: Final = 512 << 10
-"""When the appends of one turn of the broker have this size together (a few ms of work), no other append follows."""
+"""After appends of this many bytes in a turn of the broker (a few ms of work), other appends wait for the next turn."""
 
 
 class FlowControl(InFlightLimit):
@@ -44,7 +44,7 @@ class FlowControl(InFlightLimit):
 
 
 class WrittenAppend(NamedTuple):
-    """An append of `count` messages: its result, the due time of the first message, and the turn of the last one."""
+    """An append of `count` messages and its result `mark`. `first`: lowest due time. `last`: highest turn."""
 
     mark: AppendResult
     first: int
@@ -101,12 +101,12 @@ class NonDurableAppends:
                 waiter()
 
     def when_durable(self, turn: Turn, waiter: Callable[[], None]) -> None:
-        """Call `waiter()` once: when the turn is durable, or earlier. So `waiter` must look up the state again."""
+        """Call `waiter()` when the turn is durable, or earlier, in `wake_all`; it must check the message's state."""
         at = bisect_right(self._waiting, turn, key=itemgetter(0))
         self._waiting.insert(at, (turn, waiter))
 
     def reset_to(self, through: Turn | None) -> int:
-        """Forget the appends to a resumed target, whose last turn is `through`; return how many messages it lost."""
+        """Forget all appends to a resumed target, which has turns up to `through`; return how many messages it lost."""
         lost = sum(each.count for each in self._written if through is None or through < each.last)
         self._written.clear()
         self.durable_through, self.count = through, 0

@@ -11,12 +11,12 @@ shrinks: the rows (entries in memory) of messages due after the new end are drop
 | found | decision |
 |---|---|
 | a message inside the window is only on disk, because its fsync was too slow | shrink the window to its due time |
-| more rows in memory than MEMORY_ROWS_MAX, and the window is long enough | shrink |
-| messages due soon may be on disk, and memory has room | load them, after a spill or split if needed |
-| no message due soon is on disk | extend the window without file work |
-| a query waits, or the arrival log has many or old messages that are in no bucket | spill: write them to buckets |
+| more rows in memory than MEMORY_ROWS_MAX, and the window ends after `shrunk_end` | shrink it to that time |
+| the window ends within LOAD_AHEAD_MS, and the next messages may be on disk | spill or split if needed, then load |
+| the window ends within LOAD_AHEAD_MS, and the next messages are not on disk | extend it without file work |
+| a query waits, or the messages in no bucket have SPILL_BYTES or the age SPILL_MS | spill: write them to buckets |
 | a target queue has dropped rows and can send messages again | reload the rows of the queue |
-| a coarse bucket is due soon, or a bucket is too large | split it |
+| a coarse bucket is due soon, or a bucket has too many messages | split it |
 | the pending rows of a bucket are not counted | count them |
 | obsolete messages fill a segment of the arrival log | truncate the log |
 | the checkpoint is out of date | commit: write the checkpoint |
@@ -46,9 +46,9 @@ MEMORY_ROWS_MAX: Final = 1_000_000
 LOAD_ROWS_MAX: Final = 500_000
 """With more rows in memory than this, the next bucket is loaded only when it is urgent (URGENT_MS)."""
 CATCH_UP_ROWS: Final = 65_536
-"""If the window has ended already, the next load waits until at most this many messages in memory are due."""
+"""If broker time has passed the window's end, the next load waits while more due messages than this are in memory."""
 URGENT_MS: Final = 1_000
-"""The next bucket is loaded this long before it is due, however full the memory is."""
+"""If the window ends within this time, the next bucket is loaded even if memory has no room."""
 SHRINK_KEEP_MS: Final = 3_000
 """After shrinking, the window still covers at least this time from now on."""
 SPILL_BYTES: Final = 64 << 20
@@ -82,7 +82,7 @@ class StorageView(NamedTuple):
     """Input of `decide`. All times are in ms of broker time.
 
     `rows`: number of messages in memory. `fireable`: number of due messages in memory whose target queues are not
-    blocked. `span` and `span_rows`: time span and message count of the first bucket that ends after the window.
+    blocked. `span` and `span_rows`: time span and message count of the first bucket that ends after `window_end`.
     `disk_low`: the lowest due time of messages that are only in the arrival log, neither in a bucket nor in the wheel.
     `unspilled_bytes`: size of the part of the arrival log that is in no bucket. `unspilled_since`: when the first
     message of this part became durable. `writable`: False after a failed write, until the next attempt. `has_reload`: a
@@ -134,12 +134,12 @@ IDLE: Final = Decision(Step.IDLE)
 
 
 def shrunk_end(now: int) -> int:
-    """Return the end to which a window shrinks: SHRINK_KEEP_MS from now, rounded up to the end of a finest span."""
+    """Return the end to which a window shrinks: SHRINK_KEEP_MS from now, rounded up to the end of a 1 s span."""
     return (now + SHRINK_KEEP_MS + (1 << FINEST_LEVEL) - 1) >> FINEST_LEVEL << FINEST_LEVEL
 
 
 def minimum_end(now: int) -> int:
-    """Return the least end of the window: LOAD_AHEAD_MS from now, rounded up to the end of a default span."""
+    """Return the least end of the window: LOAD_AHEAD_MS from now, rounded up to the end of a 65 s span."""
     return ((now + LOAD_AHEAD_MS) >> DEFAULT_LEVEL) + 1 << DEFAULT_LEVEL
 
 
@@ -173,7 +173,7 @@ def decide(view: StorageView) -> Decision:
 
 
 def _limited(view: StorageView, onward: Decision) -> Decision | None:
-    """Limit the new end of the window in the step `onward` by memory and non-durable messages; None: do not extend."""
+    """Return `onward` with an end limited by memory and non-durable messages; None: do not extend the window now."""
     step, to = onward
     if step not in (Step.LOAD, Step.EXTEND):
         return onward
@@ -201,7 +201,7 @@ def _rows_to_load(view: StorageView, to: int) -> int:
 
 
 def _extension(view: StorageView) -> Decision:
-    """Return the step that extends the window: split, spill, load, or extend without file work."""
+    """Return the next step towards a later end of the window: split, spill, load, or extend without file work."""
     span = view.span
     to = minimum_end(view.now)
     if span is not None and span.start <= view.window_end:
@@ -249,8 +249,9 @@ class MemoryWindow:
     """The timing wheel, the end of its window, and the count of messages of the arrival log that are due later.
 
     Messages due before `end` are added to the wheel as soon as they are durable; later messages are only counted.
-    Messages due at `fires_below` or later must not be delivered yet. `fires_below` is `end`, but during a load the end
-    before the load. It is lower if a message of the window is missing in the wheel. Broker thread only.
+    Messages due at `fires_below` or later may not be delivered yet. `fires_below` is `end`, with two exceptions. During
+    a load it is the old end. If a message due before `end` is missing in the wheel, it is the due time of this message.
+    Broker thread only.
     """
 
     def __init__(self, wheel: HashedTimingWheel, targets: TargetIds) -> None:
@@ -258,7 +259,7 @@ class MemoryWindow:
         self.end = 0
         self.fires_below = 0
         self.border = 0
-        """Messages due before this time are in memory or were popped. It is `end`, but during a load the old end."""
+        """Messages due before this time are in memory or were popped. It is `end`; during a load, the old end."""
         self.loaded_rows = 0
         self.disk_arrivals = DiskArrivals()
         self.missing_due: int | None = None
@@ -278,7 +279,7 @@ class MemoryWindow:
     # Arrivals
 
     def wheel_rows_of(self, header: ArrivalHeader, records: Buffer, answer: Appended, now_ms: int) -> WheelRows:
-        """Return rows to add to the wheel once `records` are durable; no rows if all are due long after `end`."""
+        """Return rows to add to the wheel once `records` are durable; none if all are due beyond FSYNC_MARGIN_MS."""
         times, absolute, low, _ = header.dues
         if low >= max(self.end, minimum_end(now_ms)) + FSYNC_MARGIN_MS:
             return NO_WHEEL_ROWS
@@ -337,7 +338,7 @@ class MemoryWindow:
         self.end = self.fires_below = self.border = to
 
     def begin_load(self, to: int) -> int:
-        """Begin a load up to `to`; return the old end. Messages due after the old end wait for `end_load`."""
+        """Begin a load up to `to`; return the old end. Until `end_load`, messages due after it are not delivered."""
         low, self.end = self.end, to
         return low
 
@@ -360,7 +361,7 @@ class MemoryWindow:
     def shrink(self, to: int, spilled_offset: int) -> int:
         """Move the end of the window back to `to`, drop the rows due at `to` or later, and return their number.
 
-        The messages of these rows are also on disk: before `spilled_offset` of the arrival log, they are in buckets.
+        Their messages are also on disk: in buckets, or in the arrival log at `spilled_offset` or later.
         """
         to = min(to, self.end)
         dropped = self.wheel.drop_from(to)
@@ -376,7 +377,7 @@ class MemoryWindow:
         self._spilling_arrivals, self.disk_arrivals = self.disk_arrivals, DiskArrivals()
 
     def end_spill(self, done: bool) -> int:
-        """End a spill; return how many messages due after the window it had to move. `done`: whether it succeeded."""
+        """End a spill; return how many messages due at `end` or later it had to move. `done`: whether it succeeded."""
         before, self._spilling_arrivals = self._spilling_arrivals, DiskArrivals()
         if not done and before.low is not None:
             self.disk_arrivals.add(before.count, before.low)

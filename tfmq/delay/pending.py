@@ -15,14 +15,14 @@ from tfmq.delay.target_queue import TargetQueues
 class PendingSnapshot:
     """Decides which messages on disk are pending. Any thread may call it.
 
-    `late`: turns whose cancel or reschedule has become durable since the running file work (a worker reads or writes
-    buckets) began; None outside of file work. During file work, these turns are reported as pending, even if the topic
-    is deleted. So are the turns in `target_queues.locked`, whose cancel or reschedule is running. When the work has
-    ended, `CancelledRows.end_file_work` subtracts the turns of both collections, which other threads may change.
+    `late`: turns whose cancel or reschedule became durable during the running file work (a worker reads or writes
+    buckets); None outside of file work. During file work, the turns in `late` are reported as pending, even if the
+    topic is deleted. So are the turns in `target_queues.locked`, whose cancel or reschedule is still running. Other
+    threads may change both collections meanwhile. After the work, `CancelledRows` subtracts the changed messages.
 
-    `border`: the end of the memory window during a spill, else None. Messages due at `border` or later are counted: in
-    `dropped` if their topic is deleted, in `kept` if they are spilled. If neither counts a message that the spill had
-    to move, and there is `damage`, then this message is lost.
+    `border`: during a spill (messages of the arrival log are written to buckets), the end of the memory window, else
+    None. Of the messages due at `border` or later, `dropped` counts those of deleted topics, and `kept` those that are
+    spilled. If the log has `damage`, the messages that the spill had to move but neither counts are lost.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class PendingSnapshot:
         self._border = border
         self.dropped = self.kept = 0
         self.damage: list[Corrupt] = []
-        """Damage in the spilled part of the arrival log. `BucketLoader.read_arrivals` adds and logs each such range."""
+        """Damaged ranges in the spilled part of the arrival log; `BucketLoader.read_arrivals` adds and logs them."""
 
     def topic_deleted(self, key: int) -> bool:
         return self._target_queues.destination.display_name(key) is None
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
-        """Return which of these messages (at least one) for the partition `key` are pending, as in `PendingFilter`."""
+        """Return which messages of the partition `key` are pending: True (all), False (none), or a value for each."""
         keep = self._pending_of(key, dues, numbers)
         if self._border is not None and keep is not False:
             ahead = map(self._border.__le__, dues)

@@ -54,7 +54,7 @@ class DelayMetrics:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of pending messages in buckets, see `BucketRowCounter.size_bytes`."""
+        """Approximate bytes of the pending messages in buckets."""
         self._refresh()
         return self._size_bytes
 
@@ -65,7 +65,7 @@ class DelayMetrics:
             self._count_again = now + COUNT_SECONDS
 
     def count_now(self) -> int:
-        """Count pending messages. During a load, messages loaded from buckets are still counted in their buckets."""
+        """Count pending messages. During a load, messages loaded from a bucket are counted there, not in memory."""
         in_memory = self.window.wheel.count - self.window.loaded_rows
         in_memory += sum([queue.waiting for queue in self.target_queues.by_key.values()])
         on_disk = self.non_durable.message_count + self.window.disk_count + self.row_counter.pending_on_disk
@@ -115,9 +115,10 @@ def list_pending(buckets: BucketStore, query: ListQuery, pending: PendingSnapsho
 def pending_histogram(
     buckets: BucketStore, edges: Sequence[int], keys: LogFilter | None, pending: PendingSnapshot, settled_below: int
 ) -> Histogram:
-    """Count the pending messages between each two neighbours of `edges`, and in all; `keys`: as in `ListQuery`.
+    """Count all pending messages, and those in each interval edges[n] <= due < edges[n + 1].
 
-    Messages due before `settled_below` may have been delivered, so each of them is checked with `pending`.
+    `keys`: selects partitions by log id; None: all. Messages due before `settled_below` may have been delivered, so
+    each of them is checked with `pending`.
     """
     total, counts = 0, [0] * max(0, len(edges) - 1)
     for bucket in buckets.live_buckets:

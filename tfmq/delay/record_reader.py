@@ -23,8 +23,8 @@ from tfmq.delay.rows import NO_ROWS, RowColumns, RowQueue
 class RecordReader:
     """Reads records of messages from the arrival log and from buckets. A locator says where a record is stored.
 
-    Reads return the first of the requested records, up to a limit of bytes; None stands for a damaged record. Call
-    `read_cached` only in the broker thread, the other methods in any thread.
+    A read returns the requested records up to the one that reaches a limit of bytes; None stands for a damaged record.
+    Call `read_cached` only in the broker thread, the other methods in any thread.
     """
 
     def __init__(self, log: Log, buckets: BucketStore) -> None:
@@ -35,7 +35,7 @@ class RecordReader:
         self._lock = Lock()
 
     def read_cached(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records | None:
-        """Return the first records, at least one and up to `bytes_max`; None if a read would wait. Raises OSError."""
+        """Return the records up to the one that reaches `bytes_max`; None if a read would wait. Raises OSError."""
         return self._read_by_file(locators, numbers, bytes_max, True)
 
     def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
@@ -122,7 +122,7 @@ FetchCallback = Callable[[Records | None, BaseException | None], None]
 
 
 class ReadAhead:
-    """Records of the next rows of a target queue, read ahead while the queue has many rows. Broker thread only.
+    """Records of the next rows of a target queue, read ahead if it has READ_AHEAD_ROWS_MIN rows. Broker thread only.
 
     Rows are in the order of turns, which is not the order of their records in a file. But among the records of ten
     thousand rows, many are neighbours in the file, and one read of the file covers several neighbours.
@@ -141,7 +141,7 @@ class ReadAhead:
         self._generation += 1
 
     def fetch(self, part: RowColumns, rows: RowQueue, record_bytes: int, done: FetchCallback) -> None:
-        """Read the records of the first rows of `part`, at least of one, and pass them to `done`, at once or later.
+        """Pass the records of the first rows of `part`, at least one record, to `done`, at once or after a read.
 
         `rows`: all rows of the queue, which begin with `part`. `record_bytes`: the average size of a record.
         """

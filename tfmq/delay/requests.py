@@ -83,7 +83,7 @@ class ListQuery(NamedTuple):
 
 
 class ListPage(NamedTuple):
-    """One page of a list, in the order of turns. `after`: the last examined turn. `more`: messages may follow it."""
+    """One page of a list, in the order of turns. `after`: the last examined turn. `more`: whether more may follow."""
 
     rows: Sequence[PendingMessage]
     more: bool
@@ -91,7 +91,7 @@ class ListPage(NamedTuple):
 
 
 class MessageState(NamedTuple):
-    """The state of a message and its latest turn. `pending`: a description of a pending message; None for others."""
+    """The state of a message and its latest turn. `pending`: its description if the message is pending, else None."""
 
     state: str
     turn: Turn
@@ -106,7 +106,7 @@ class RescheduleResult(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """Numbers of pending messages: `counts` between each two neighbouring edges (due times), `pending` in all."""
+    """Numbers of pending messages. `counts[n]`: those with edges[n] <= due < edges[n + 1]. `pending`: all."""
 
     counts: Sequence[int]
     pending: int

@@ -15,7 +15,7 @@ from tfmq.delay.requests import Turn
 from tfmq.delay.timing_wheel import TARGETS_MAX
 
 COMPACT_ROWS_MIN: Final = 4096
-"""A `RowQueue` frees the memory of dropped rows when there are more of them than this and than half of all rows."""
+"""A `RowQueue` frees the memory of dropped rows when they are more than this number, and more than half of all rows."""
 
 
 class RowColumns(NamedTuple):
@@ -110,7 +110,7 @@ class JoinedRecords(NamedTuple):
 
 
 def join_records(records: Sequence[bytes | None], key: int, bytes_max: int) -> JoinedRecords:
-    """Join the first of `records` to one batch of at most `bytes_max` bytes, or of one record if it is larger.
+    """Join the first of `records`, as many as fit into `bytes_max` but at least one, to one batch.
 
     None stands for a damaged record. If two joined records would contain bytes that look like a block trailer of the
     log `key`, the batch ends between these two records.

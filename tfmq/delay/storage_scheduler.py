@@ -52,7 +52,7 @@ QUERIES_UNAVAILABLE: Final = (
     "Pending messages cannot be listed or counted, because the disk failed under the buckets of delayed messages."
     " Repair the disk, then start the broker again."
 )
-"""Lists and counts read only buckets. After this error, messages of the arrival log cannot be written to buckets."""
+"""Lists and counts read only buckets, and after a disk error no messages of the arrival log are written to buckets."""
 
 Callback = Callable[[BaseException | None], None]
 
@@ -87,9 +87,9 @@ class StorageScheduler:
     def __post_init__(self) -> None:
         self.durable_offset = self.buckets.spilled_offset
         self.durable_number = self.buckets.spilled_number
-        """Messages before `durable_offset` of the arrival log have lower numbers, and are known to the window."""
+        """Messages before `durable_offset` of the arrival log have lower numbers, and are known to `window`."""
         self.tail_offset: int | None = None
-        """The arrival log was not durable from this offset on at the start. None: it was, or `load_tail` has ended."""
+        """At the start, the arrival log was not durable from this offset on. None: it was, or `load_tail` has ended."""
         self.running_step: Step | None = None
         self.stopping = self._scheduling = False
         self.changed = False
@@ -280,7 +280,7 @@ class StorageScheduler:
         self._step_ended()
 
     def _reload(self) -> None:
-        """Load rows of messages again that one target queue has dropped from memory, QUEUE_ROWS_MAX rows at most."""
+        """Reload rows that one target queue has dropped from memory, QUEUE_ROWS_MAX rows at most."""
         queue = self.target_queues.next_to_reload()
         assert queue is not None and queue.on_disk_from is not None, "a reload was decided without a queue"
         ticket = queue.begin_reload()
@@ -370,7 +370,7 @@ class StorageScheduler:
         self.run(self.row_counter.start(self._pending()), done)
 
     def _mark_obsolete(self) -> None:
-        """Mark buckets without pending messages obsolete; release obsolete files to which no row in memory refers."""
+        """Mark buckets that have no pending messages as obsolete; release old files to which no row refers any more."""
         window, queues = self.window, self.target_queues
         limits = (window.fires_below, window.wheel.next_due, queues.lowest_due, self.non_durable.lowest_due)
         through = min(limit for limit in limits if limit is not None)
@@ -484,7 +484,7 @@ class StorageScheduler:
         self.run(work, found)
 
     def extend_if_due(self) -> None:
-        """Call `run_due` if the memory window ends soon, so that the window is extended."""
+        """Call `run_due` if the memory window ends within LOAD_AHEAD_MS, so that the window is extended."""
         if self.window.end <= self.broker_clock.now_ms() + LOAD_AHEAD_MS:
             self.run_due()
 
@@ -505,10 +505,10 @@ class StorageScheduler:
 class FileReferences:
     """The obsolete files that must stay readable because rows in memory refer to records in them.
 
-    A spill writes messages of the arrival log to buckets, and a split divides a bucket into several. The rows that are
-    in memory at that time still refer to the old file. All these rows are due before the end that the memory window has
-    then. So once no row in memory is due before this end, the old file can be deleted. `offset`: no row refers to the
-    arrival log before this offset.
+    A spill writes messages of the arrival log to buckets, and a split divides a bucket into several. Rows that are in
+    memory during the spill or split still refer to the old file. All these rows are due before the end that the
+    memory window has during that work. So when no row in memory is due before this end any more, the old file can be
+    deleted. `offset`: no row refers to the arrival log before this offset.
     """
 
     def __init__(self, offset: int) -> None:

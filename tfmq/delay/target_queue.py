@@ -55,7 +55,7 @@ class TargetQueue(ApplyQueue):
         self._on_disk_from: Turn | None = None
         self.reloading = False
         self._reload_end: Turn | None = None
-        """Messages from this turn on became due during the reload, and have no rows in memory."""
+        """Messages from this turn on became due during the running reload, and have no rows in memory."""
         self._dead_rows = 0
         """Number of rows in memory whose messages were cancelled or rescheduled."""
         self._on_disk_count = 0
@@ -67,7 +67,7 @@ class TargetQueue(ApplyQueue):
         self._owner = owner
         self.non_durable_appends = NonDurableAppends(owner.applied_turn(key))
         self._uncertain_to = self._applied()
-        """Messages up to this turn may be in the target; set at first, and after an append with an unknown result."""
+        """Messages up to this turn may be in the target. Set at first, and after an append with an unknown result."""
         self._generation = 0
         """Increased when rows are dropped, so that the result of a read or append that began before is ignored."""
         self._in_flight_to: Turn | None = None
@@ -101,7 +101,7 @@ class TargetQueue(ApplyQueue):
 
     @property
     def lowest_due(self) -> int | None:
-        """Lower bound of the due times of this queue's messages that are not durable in the target; None if all are."""
+        """Lower bound of the due times of the messages that are not durable in the target; None: all are durable."""
         on_disk = self.on_disk_from.due if self.on_disk_from is not None else None
         first = self.rows.first_turn().due if len(self.rows) else None
         dues = (self.non_durable_appends.first_due, on_disk, first)
@@ -142,7 +142,7 @@ class TargetQueue(ApplyQueue):
             self._on_disk_count = max(0, self._on_disk_count - 1)
 
     def _move_to_disk(self, lost: int = 0) -> None:
-        """Drop all rows. Count their messages, and `lost` messages that the target has lost, as only on disk."""
+        """Drop all rows. Count their messages, and the `lost` messages that the target has lost, as only on disk."""
         self._on_disk_count = self._not_appended + lost
         self._arrived_in_reload = self._dead_rows = 0
         self.rows.clear()
@@ -191,14 +191,14 @@ class TargetQueue(ApplyQueue):
             self.on_disk_from = cut
         self._dead_rows = self._count_dead_rows()
         on_disk = waited - len(self.rows) + self._dead_rows
-        # If the reload has loaded all messages, only those that became due during the reload have no rows.
+        # After a complete reload, only the messages that became due during the reload have no rows.
         self._on_disk_count = self._arrived_in_reload if next_turn is None else max(0, on_disk)
         self._arrived_in_reload = 0
         self._position_known = False
         self._owner.mark_ready(self)
 
     def _count_dead_rows(self) -> int:
-        """Count the rows whose cancel or reschedule is durable. Changes of turns in `TargetQueues.locked` are not."""
+        """Count cancelled and rescheduled rows, except those in `TargetQueues.locked`: their change is not durable."""
         part, cancelled = self.rows.head(len(self.rows)), self._owner.cancelled
         if not len(self.rows) or not cancelled.any_between(part.dues[0], part.dues[-1]):
             return 0
@@ -251,7 +251,7 @@ class TargetQueue(ApplyQueue):
         return True
 
     def _check_target(self) -> bool:
-        # Check this before records are read, so that none are read for a target that would reject them.
+        # Check this before records are read, because a stopped target would reject their append.
         stopped = self._owner.stop_reason(self.key)
         if stopped is not None:
             self._block(stopped)
@@ -400,9 +400,9 @@ class TargetQueue(ApplyQueue):
 class FireableRows(NamedTuple):
     """What to do with the first rows of a queue: look at `cancelled` first, then at `early`, then at `part`.
 
-    `cancelled`: number of cancelled rows at the head, which the caller drops. `early`: if it is too early by the wall
-    clock to append the first row, all rows for which it is too early. `early_ms`: by how many ms it is too early for
-    each row of `early`. `part`: the rows to append now. If `part` is empty, the first row must wait.
+    `cancelled`: number of cancelled rows at the head, which the caller drops. `early`: all rows that must not be
+    appended yet by the wall clock; empty if the first row is not one of them. `early_ms`: by how many ms it is too
+    early for each row of `early`. `part`: the rows to append now. If `part` is empty, the first row must wait.
     """
 
     part: RowColumns
@@ -412,7 +412,7 @@ class FireableRows(NamedTuple):
 
 
 def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | None = None) -> FireableRows:
-    """Return what to do with the first rows of `part`. Rows to append end before a cancelled, locked or early row.
+    """Return what to do with the first rows of `part`: append only those before a cancelled, locked or early row.
 
     `uncertain_from`: rows due from this time on must wait until the next start; None: no such rows.
     """
@@ -442,7 +442,7 @@ def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | 
 BLOCKED_ROWS_MAX: Final = 524_288
 """Maximum number of rows (13 MB) in all blocked queues. If there are more, the largest blocked queue drops its rows."""
 EARLY_MS_MAX: Final = 50
-"""A message that is too early by more than this is rescheduled. If it is too early by less, its queue waits."""
+"""A due message is rescheduled if it is too early by the wall clock by more than this. Otherwise its queue waits."""
 
 Postpone = Callable[[TargetQueue, RowColumns], None]
 """postpone(queue, rows): reschedule messages that are not due yet by the wall clock."""
@@ -491,7 +491,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
 
     @property
     def lowest_due(self) -> int | None:
-        """Lower bound of the due times of queued messages that are not durable in their targets; None if all are."""
+        """Lower bound of the due times of queued messages not durable in their targets; None: all are durable."""
         dues = [due for queue in self.by_key.values() if (due := queue.lowest_due) is not None]
         return min(dues, default=None)
 
@@ -510,12 +510,12 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         return self.applied_turn(key) if queue is None else queue.non_durable_appends.durable_through
 
     def applied_turn(self, key: int) -> Turn | None:
-        """Return the highest turn that is durable in a target; None if it has none, or none is known. Any thread."""
+        """Return the highest turn that is durable in a target; None if there is none or it is not known. Any thread."""
         settled = self.destination.last_durable(key, self.source)
         return None if settled is None else Turn(*settled)
 
     def stop_reason(self, key: int) -> StorageStopped | None:
-        """Return the error of a stopped target; None for others, which may be full or deleted. Any thread."""
+        """Return an error if the target is stopped; None if it is not, even if it is full or deleted. Any thread."""
         try:
             self.destination.check_space(key, 0)
         except StorageStopped as error:
@@ -596,7 +596,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         self.lateness.record_sorted(now, part.dues)
 
     def handle_early(self, queue: TargetQueue, part: RowColumns, early_ms: Sequence[int]) -> None:
-        """Pause the queue if its first row is a little too early by the wall clock, else reschedule `part`."""
+        """Pause the queue if its first row is too early by at most EARLY_MS_MAX; otherwise reschedule `part`."""
         if early_ms[0] <= EARLY_MS_MAX:
             queue.pause(early_ms[0] / 1000)
         else:
@@ -610,7 +610,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
             self.mark_ready(queue)
 
     def record_lost(self, dropped: int, damaged: int) -> None:
-        """Count lost messages that are in no queue: `dropped` because of a deleted topic, `damaged` if unreadable."""
+        """Count lost messages that are in no queue: `dropped` have a deleted topic, `damaged` cannot be read."""
         self.dropped += dropped
         self.damaged += damaged
         if damaged:

@@ -50,7 +50,7 @@ TARGETS_MAX: Final = 1 << TARGET_BITS
 
 
 class WheelRows(NamedTuple):
-    """Messages as columns. Locator: where the record is stored. Tag: target id << TARGET_SHIFT, or that | ABSOLUTE."""
+    """Messages as columns. Locator: where the record is stored. Tag: target id << TARGET_SHIFT | (ABSOLUTE or 0)."""
 
     dues: array[int]
     numbers: array[int]
@@ -66,7 +66,7 @@ def no_wheel_rows() -> WheelRows:
 
 
 class WheelSlot:
-    """One list of the ring, in the order of additions. `packed`: due time relative to the base << DUE_SHIFT | tag."""
+    """One list of the ring, in the order of additions. `packed`: (due time - base of the wheel) << DUE_SHIFT | tag."""
 
     __slots__ = ("due_min", "locators", "numbers", "packed")
 
@@ -114,7 +114,7 @@ class HashedTimingWheel:
         self._ready_popped = 0
         """Number of popped rows at the start of `_ready`, which has the sorted rows of a list that is partly popped."""
         self._next_due: int | None = None
-        """The earliest due time in the ring, relative to the base. None: no rows; UNKNOWN_DUE: to be searched."""
+        """The earliest due time in the ring, relative to the base. None: no rows; UNKNOWN_DUE: it must be searched."""
 
     # State
 
@@ -128,14 +128,14 @@ class HashedTimingWheel:
 
     @property
     def first_unpopped(self) -> tuple[int, int]:
-        """The lowest turn not popped yet. Messages with lower turns were popped, unless they were added too late."""
+        """The lowest turn not popped yet. Messages with lower turns were popped, unless they were added afterwards."""
         if self._ready_popped < len(self._ready.dues):
             return self._ready.dues[self._ready_popped], self._ready.numbers[self._ready_popped]
         return self.popped_ms + 1, 0
 
     @property
     def next_due(self) -> int | None:
-        """A lower bound of the next due time. It may be that of a cancelled message. None: the wheel is empty."""
+        """A lower bound of the next due time, because cancelled messages are included. None: the wheel is empty."""
         if self._ready_popped < len(self._ready.dues):
             return self._ready.dues[self._ready_popped]
         if self._next_due == UNKNOWN_DUE:
@@ -357,8 +357,8 @@ class HashedTimingWheel:
     def _find_next_due(self) -> int | None:
         """Return the earliest due time in the ring, relative to the base; None if the ring is empty.
 
-        The first list, from the current tick on, with a row that is due in the current round has the earliest due time.
-        If no list has such a row, the earliest due times of all lists are compared.
+        The lists are examined from the current tick on. The first one with a row that is due in the current round has
+        the earliest due time. If no list has such a row, the earliest due times of all lists are compared.
         """
         hand, slots, tick_ms, ring = self._hand, self.slots, self.tick_ms, self._ring
         least: int | None = None

@@ -115,7 +115,7 @@ class ArrivalHeader(NamedTuple):
 
 
 def arrival_header(log_id: int, topic: str, dues: DueTimes, size_bytes: int, ahead_ms: int = 0) -> ArrivalHeader:
-    # Delays do not depend on the wall clock.
+    # Only absolute due times depend on the offset to the wall clock.
     ahead_ms = ahead_ms if ABSOLUTE_FLAG in dues.absolute else 0
     return ArrivalHeader(ARRIVAL, log_id, topic, dues, size_bytes, NO_TURN_COLUMNS, ahead_ms)
 

@@ -51,7 +51,7 @@ LOG_ID: Final = make_log_id(2, 0)
 ARRIVALS_SUFFIX: Final = ".arrivals"
 
 SEGMENT_BYTES: Final = 64 << 20
-"""Segments are small, because messages that are in buckets are deleted by whole segments. The largest batch fits."""
+"""Size of a segment: small, because messages that are in buckets are deleted by whole segments. Any batch fits."""
 
 READ_BYTES: Final = 1 << 20
 """Size of one read of the log, at a start or when messages are written to buckets."""
@@ -102,7 +102,7 @@ def arrival_batches(
     sequence: int,
     count: int,
 ) -> list[Batch]:
-    """Return the two batches of one append: the encoded header, and the records. Other arguments: as in `Batch`."""
+    """Return the batches of one append: the encoded header, and the records (`body` and the following arguments)."""
     return [header_batch(header), Batch(body, blocks, producer_id, sequence, count)]
 
 
@@ -111,7 +111,10 @@ def header_batch(header: ArrivalHeader) -> Batch:
 
 
 def record_offsets(data: Buffer, positions: Sequence[tuple[int, int]]) -> array[int]:
-    """Return the offset in the log of each record of an append; `positions` as in `Appended`."""
+    """Return the offset in the log of each record of an append.
+
+    `positions`: (index, offset) of the first record, and of each record that follows a block trailer.
+    """
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     size = HEADER_SIZE + LENGTH.unpack_from(plain)[0]
     if len(plain) % size == 0 and sizes_are_equal(plain, 0, len(plain), size):
@@ -157,8 +160,8 @@ def read_batches(
                 yield from reading.parse_block(block)
         except Corrupt as error:
             if error.next <= from_offset and passed < from_offset:
-                # The read began before `from_offset`, at an earlier index entry, and the damage is there. The log knows
-                # the damage now, so retry once.
+                # The read began at an index entry before `from_offset`, and the damage is before `from_offset`, too.
+                # The log knows this damage now, so retry once.
                 passed = from_offset
                 continue
             if on_damage is None or error.next <= from_offset:
@@ -261,7 +264,7 @@ class _BatchParser:
     def _parse_records(
         self, header: ArrivalHeader, data: bytes, position: int, offset: int, number: int
     ) -> ArrivalBatch:
-        """Return the records of `header` in the block `data`. `position`, `offset`, `number`: of the first record."""
+        """Return the records after `header` in a block. `position`, `offset`, `number`: those of the first record."""
         sizes, offsets, end = _record_columns(data, position, offset, header.record_count - self.records_parsed)
         dues = header.dues.section(self.records_parsed, self.records_parsed + len(sizes))
         self.records_parsed += len(sizes)
@@ -327,7 +330,7 @@ VERIFIED_PER_CALL_MAX: Final = 32
 
 CACHED_GAP_BYTES: Final = 4096
 DISK_GAP_BYTES: Final = 16 << 10
-"""One read covers records that begin less than this many bytes apart: in the page cache, or on the disk."""
+"""One read from the disk covers records that begin less than this apart. For the page cache: CACHED_GAP_BYTES."""
 
 SIZE_HINT_MIN: Final = 64
 SIZE_HINT_MAX: Final = 4096
@@ -369,7 +372,7 @@ class ArrivalRecordReader:
         return found
 
     def read_cached(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Records | None:
-        """Like `read`, but return None if the read would wait for the disk, be slow, or find damage to log."""
+        """Like `read`, but return None if it would wait for the disk, find damage, or exceed VERIFIED_PER_CALL_MAX."""
         return self._read(offsets, bytes_max, True)
 
     def _read(self, offsets: Sequence[int], bytes_max: int, cached: bool) -> Records | None:
@@ -435,7 +438,7 @@ class ArrivalRecordReader:
         """Read records that are close together in one verified block, beginning with the one at `offsets[index]`.
 
         The block ends at `end`. Append the records to `_records`, and return the index (in `offsets`) of the first
-        record that was not read. It is `index` if none could be read; then the caller verifies the whole block again.
+        record that was not read. If no record could be read, this is `index`, and the caller verifies the block again.
         """
         first = last = offsets[index]
         next_index, count, limit = index + 1, len(offsets), min(end, first + self._bytes_left)

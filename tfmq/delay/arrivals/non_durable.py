@@ -39,7 +39,7 @@ class NonDurableArrivals:
         self._heap: list[tuple[int, int]] = []
         self._written: deque[WrittenArrival] = deque()
         self.uncertain_targets: dict[int, int] = {}
-        """By log id of a target: the lowest due time of messages that may be lost, as the next start will find out."""
+        """Log id of a target -> lowest due time of its messages that may be lost. Only the next start can tell."""
         self.message_count = 0
         """Number of messages that are written and not known to be durable."""
 
@@ -60,7 +60,7 @@ class NonDurableArrivals:
         return self._written[-1] if self._written else None
 
     def begin_append(self, low: int) -> int:
-        """Record that an append will be written, whose lowest due time is `low`; return a ticket for the append."""
+        """Record that an append with the lowest due time `low` will be written; return a ticket for the append."""
         self._ticket += 1
         self._lows[self._ticket] = low
         heappush(self._heap, (low, self._ticket))
@@ -84,8 +84,8 @@ class NonDurableArrivals:
     def log_stopped(self) -> None:
         """Move the written messages to `uncertain_targets`, because the log has stopped.
 
-        Only the next start finds out which of these messages are durable. Until then, later messages for the same
-        targets are not delivered. Messages for other targets do not wait.
+        Only the next start finds out which of these messages are durable. Until then, messages that are due later are
+        not delivered to the same targets. Messages for other targets do not wait.
         """
         for arrival in self._written:
             if self._lows.pop(arrival.ticket, None) is not None:

@@ -28,12 +28,12 @@ SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_NAME: Final = "the snapshot of the arrival log"
 
 CANCELLED_MAX: Final = 1 << 24
-"""Maximum number of cancelled messages (128 MiB), which include rescheduled ones (384 MiB more). More are rejected."""
+"""Maximum number of cancelled and rescheduled messages (8 or 32 bytes each). Further ones are rejected."""
 BYTES_MAX: Final = 768 << 20
-"""Maximum memory for cancelled and rescheduled messages. Each needs more memory if their due times are far apart."""
+"""Maximum memory for cancelled and rescheduled messages, including the memory of each span of due times."""
 EXPIRY_SPANS_MAX: Final = 4096
 EXPIRY_INTERVAL_MS: Final = 1 << 22
-"""Interval of `expire_before` if there are more than EXPIRY_SPANS_MAX spans, because it examines each span."""
+"""If there are more than EXPIRY_SPANS_MAX spans, `expire_before` examines them only at this interval."""
 
 
 class ProducerStates(Protocol):
@@ -47,7 +47,7 @@ class ProducerStates(Protocol):
 
 
 class ArrivalLogState:
-    """All state that is derived from the arrival log. A new object, including `producers`, has that of an empty log."""
+    """All state that is derived from the arrival log. A new object with new `producers` is that of an empty log."""
 
     def __init__(self, producers: ProducerStates) -> None:
         self.producers = producers
@@ -86,7 +86,8 @@ class ArrivalLogState:
         """Remove the cancelled and rescheduled messages of spans (65 s of due times) that end at `due` or before.
 
         Return how many cancelled messages were removed. A span stays if one of its messages was rescheduled to `due` or
-        later, so that the old handle stays valid. No span stays if half of CANCELLED_MAX or of BYTES_MAX is in use.
+        later, so that the old handle stays valid. But if half of CANCELLED_MAX or of BYTES_MAX is in use, such a span
+        is removed, too.
         """
         many = len(self.cancelled) > EXPIRY_SPANS_MAX
         if due >> SPAN_BITS == self._expiry_checked_to >> SPAN_BITS or (
@@ -188,9 +189,9 @@ EPOCHS_MAX: Final = 65_536
 class NumberEpochs:
     """Stores the epoch of the arrival log (the count of its unclean starts) in which each number was assigned.
 
-    A broker that is started with an older copy of the data folder assigns numbers to messages again that were assigned
-    after the copy was made. But the epoch is another one then (`journal.log.checkpoint.next_epoch`). So number and
-    epoch together identify a message, and handles contain both.
+    If a broker is started with an older copy of the data folder, it assigns some numbers a second time: those that were
+    assigned after the copy was made. But the epoch is another one then (`journal.log.checkpoint.next_epoch`). So number
+    and epoch together identify a message, and handles contain both.
     """
 
     def __init__(self) -> None:
@@ -247,7 +248,7 @@ SPAN_BITS: Final = 16
 
 RECENT_MIN: Final = 256
 RECENT_PART: Final = 16
-"""The newest rows of a span are merged into its columns if they are more than RECENT_MIN + old rows / RECENT_PART."""
+"""The newest rows of a span are merged into its n older ones if they are more than RECENT_MIN + n / RECENT_PART."""
 
 SPANS_CHECKED_MAX: Final = 64
 """Maximum of spans that `any_between` looks up one by one."""
@@ -325,7 +326,7 @@ class _Span:
 
 
 class _SpannedMessages:
-    """Rows of messages by span. `column_count`: number of words in a row. `span_bytes`: memory of an empty span."""
+    """Rows of messages by span. `column_count`: words in a row. `span_bytes`: memory of an empty span."""
 
     what: ClassVar[str]
     column_count: ClassVar[int]
@@ -454,7 +455,7 @@ class RescheduledMessages(_SpannedMessages):
         return turn
 
     def add(self, due: int, number: int, turn: Turn) -> bool:
-        """Add the new turn of a message; return False if the message has one. New numbers are higher than old ones."""
+        """Add a message's new turn; return False if it has one already. The new number is higher than the old one."""
         new = self._span(due).add(number, *turn)
         if new:
             self._targets[due >> SPAN_BITS].add(turn[0] >> SPAN_BITS)

@@ -124,9 +124,9 @@ class Bucket:
                     yield decode_table(bytes(data)) or ()
 
     def chunks(self, file: File) -> Iterator[ChunkHead | Corrupt]:
-        """Yield the head of each chunk, even if the chunk's end is missing, and a Corrupt for a range without a head.
+        """Yield the head of each chunk, and a Corrupt for each range without a valid head.
 
-        Raises NewerFormat, OSError.
+        The head of a chunk is yielded even if the end of the chunk is missing. Raises NewerFormat, OSError.
         """
         # Read `self.size` only once, because the size grows if a chunk is added meanwhile.
         listed_size = self.size
@@ -173,7 +173,7 @@ class Bucket:
                 position = chunk.next_position
 
     def _read_chunk_head(self, file: File, position: int, size: int, listed_size: int) -> ChunkHead:
-        """Read a chunk's head in a file of `size` bytes, of which the checkpoint lists `listed_size`."""
+        """Read a chunk's head. `size`: size of the file. `listed_size`: its size in the checkpoint. Raises Corrupt."""
         chunk = decode_chunk(file.pread(CHUNK_SIZE, position), position, self.seed, self.path)
         if chunk.records_position > size or chunk.next_position > listed_size:
             raise Corrupt(self.path, position, size, f"the file ends inside a chunk of {chunk.count} messages")
@@ -197,7 +197,7 @@ class Bucket:
     # Records of messages
 
     def read(self, files: OpenFileCache, positions: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
-        """See `BucketStore.read`."""
+        """Read records of this bucket by position, see `BucketStore.read`."""
         with files.opened(self.path) as file:
             found = self._read_records(positions, numbers, bytes_max, file.pread, READ_WINDOW_BYTES)
             assert found is not None
@@ -206,7 +206,7 @@ class Bucket:
     def read_cached(
         self, files: OpenFileCache, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
     ) -> Records | None:
-        """See `BucketStore.read_cached`."""
+        """Read records of this bucket by position; return None if the read would wait for the disk."""
         with files.opened_if_cached(self.path) as file:
             if file is None:
                 return None

@@ -44,7 +44,7 @@ POSITION_FIELD: Final = Struct(">Q")
 CHECKSUM: Final = Struct(">I")
 
 CHUNK_BYTES: Final = 4 << 20
-"""Messages of about this size are one chunk: enough for one read of its columns, too few to delay other threads."""
+"""Approximate size of a chunk: large enough that few reads get all columns, small enough not to delay other threads."""
 CHUNK_BYTES_MAX: Final = RECORD_SIZE_MAX + (16 << 20)
 """Maximum size of a chunk. It has room for the largest record, but a damaged size cannot request gigabytes."""
 TABLE_BYTES_MAX: Final = 1 << 20
@@ -322,7 +322,7 @@ def _with_checksums(data: bytes, sizes: IntegerColumn, first_number: int) -> Buf
     checksums = map(crc32, records, map(SEED_MASK.__and__, numbers))
     if not same:
         return b"".join(chain.from_iterable(zip(map(CRC.pack, checksums), records, strict=True)))
-    # Leave room before each record, then write the checksums one byte column at a time: no Python code for each record.
+    # Leave room before each record, then write byte n of all checksums at once, for each n: no Python code per record.
     columns = encode_words(array("I", checksums))
     joined = bytearray(bytes(CRC_SIZE).join([b"", *records]))
     for column in range(CRC_SIZE):
@@ -357,7 +357,7 @@ def single_target_column(count: int) -> IntegerColumn:
 def group_by_span(
     messages: MessageColumns, span_of: Callable[[int], TimeSpan]
 ) -> Iterator[tuple[TimeSpan, MessageColumns]]:
-    """Yield spans with their messages, sorted by due time unless all are in one span. Spans may be yielded twice."""
+    """Yield pairs (span, messages). If there are several spans, messages are sorted by due time; spans may recur."""
     if not messages.length:
         return
     first = span_of(min(messages.dues))
@@ -394,7 +394,7 @@ RATIO_BITS: Final = 6
 FINEST_LEVEL: Final = 10
 """Exponent of the shortest spans, about 1 s. Their buckets are not split further."""
 DEFAULT_LEVEL: Final = 16
-"""Exponent of new buckets that are due soon. Buckets with longer spans are split down to it before they are due."""
+"""Exponent of new buckets due within 70 minutes. Longer spans are split down to this exponent before they are due."""
 COARSEST_LEVEL: Final = 58
 LEVELS: Final = tuple(range(FINEST_LEVEL, COARSEST_LEVEL + 1, RATIO_BITS))
 SPANS_PER_LEVEL: Final = 1 << RATIO_BITS
@@ -416,7 +416,7 @@ class TimeSpan(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether this is a span of one of the levels. A span decoded from a file name or a head may be another one."""
+        """Whether this is a span of one of the levels. A span decoded from a file name or a head may be invalid."""
         return self.exponent in LEVELS and 0 <= self.start <= DUE_MAX and self.start & ((1 << self.exponent) - 1) == 0
 
 

@@ -187,7 +187,7 @@ class LostMessages:
 
     def __init__(self) -> None:
         self._parts: dict[LostKey, int] = {}
-        """For each lost message, the number of the damaged part of the file that had it, counted from 0."""
+        """Lost message -> number, counted from 0, of the damaged part of the file in which the message was."""
         self._part_count = 0
 
     def add_damage(
@@ -334,7 +334,7 @@ class _RepairRun:
         self.listed: list[ListedBucket] = []
 
     def rebuild(self, checkpoint: BucketCheckpoint, damaged: Collection[TimeSpan]) -> list[RepairedFile]:
-        """Rewrite each damaged bucket that has lost messages which are still in the arrival log."""
+        """Rewrite each bucket of `damaged` whose lost messages are still in the arrival log; return what was done."""
         for listed, bucket in self.survey.buckets():
             if bucket.span not in damaged or not self._repair_bucket(bucket, listed.count, is_start=True):
                 self.listed.append(listed)
@@ -471,7 +471,7 @@ class _RepairRun:
     ) -> None:
         """Replace the files of `group` by new files with all intact messages, and with rebuilt messages of `lost`.
 
-        `to_span(due)`: the span of the new file for this due time. `below`: as in `_intact_messages`.
+        `to_span(due)`: the span of the new file for `due`. `below`: keep only messages with lower numbers (None: all).
         """
         if self.dry_run:
             return
@@ -612,7 +612,7 @@ class BucketScan:
         self.files.close()
 
     def _identity(self) -> StoreIdentity | None:
-        """Return the identity in the checkpoint. Without a checkpoint, that in the first valid bucket head, or None."""
+        """Return the identity in the checkpoint; without one, that in the first valid bucket head; else None."""
         if self.checkpoint is not None:
             return self.checkpoint.identity
         for name in sorted(filter(parse_bucket_name, self.sizes)):

@@ -119,7 +119,7 @@ class BucketLoader:
     def _rows(
         self, columns: ChunkColumns, slot: int, area: LoadRange, pending: PendingFilter, keys: LogFilter | None
     ) -> WheelRows:
-        """Return the rows of the pending messages of `area`. `slot`: the bucket id for the locators of these rows."""
+        """Return rows of the pending messages in `columns` that are in `area`. `slot`: bucket id for the locators."""
         dues, numbers, targets, _, flags, positions, table = columns
         first, last = min(dues), max(dues)
         if first >= area.high or last < area.low:

@@ -205,7 +205,7 @@ class BucketCheckpoint(NamedTuple):
 
 
 def encode_checkpoint(checkpoint: BucketCheckpoint) -> bytes:
-    """Encode one of the two copies in the file. Raises TooLarge."""
+    """Encode a checkpoint; its file has two copies of the result. Raises TooLarge."""
     identity, offset, number, broker_ms, buckets, queue_state, counted = checkpoint
     if len(queue_state) > QUEUE_STATE_SIZE_MAX:
         raise TooLarge("the queue state in the checkpoint", len(queue_state), QUEUE_STATE_SIZE_MAX)
@@ -216,7 +216,7 @@ def encode_checkpoint(checkpoint: BucketCheckpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, position: int, path: str) -> BucketCheckpoint:
-    """Decode the copy in `data`, the half of the file that begins at `position`. Raises Corrupt, NewerFormat."""
+    """Decode a copy of the checkpoint. `data`: the half of the file from `position` on. Raises Corrupt, NewerFormat."""
 
     def bad(reason: str) -> Corrupt:
         return Corrupt(path, position, position + len(data), reason)

@@ -35,7 +35,7 @@ from tfmq.delay.requests import LogFilter
 SPLIT_MESSAGES: Final = 262_144
 """A bucket with more messages is split, because its load would take more than 60 ms, and 6 MB in the timing wheel."""
 SPLIT_AHEAD_SPANS: Final = 2
-"""A coarse bucket is split this many spans of the next finer level before it begins, so that its load is on time."""
+"""How long before its start a coarse bucket is split, in spans of the next finer level, so that its load is on time."""
 
 
 class BucketStore:
@@ -96,7 +96,7 @@ class BucketStore:
         return next(iter(self._index.ending_after(due)), None)
 
     def due_for_split(self, now_ms: int) -> list[Bucket]:
-        """Return the coarse buckets that begin within SPLIT_AHEAD_SPANS finer spans from now, and have not ended."""
+        """Return the coarse buckets to split: they begin within SPLIT_AHEAD_SPANS finer spans, and have not ended."""
         return [
             bucket
             for bucket in self._index.coarse
@@ -141,7 +141,7 @@ class BucketStore:
         return self._bucket_ids[slot].read_cached(self.files, positions, numbers, bytes_max)
 
     def rows(self, first_turn: tuple[int, int], end_due: int, keys: LogFilter | None = None) -> Iterator[BucketRow]:
-        """Yield the messages from `first_turn` to before `end_due` in the order of their turns (due time, number).
+        """Yield the messages with turn >= `first_turn` and due < `end_due`, in the order of turns (due time, number).
 
         Delivered and cancelled messages are included. `keys`: selects partitions by log id; None: all. Only columns are
         read, one bucket at a time. Raises OSError.
@@ -270,7 +270,7 @@ class BucketStore:
             return bucket, True
 
     def _unlisted_spans(self) -> frozenset[TimeSpan]:
-        """Return the spans that no new bucket may have, because an unlisted file of such a bucket still exists."""
+        """Return the spans of existing files that are not listed any more. No new bucket may have such a span."""
         return frozenset(span for span, entry in self._obsolete.items() if not entry.is_listed)
 
     @contextmanager
@@ -389,7 +389,7 @@ class BucketRow(NamedTuple):
 def _chunk_rows(
     bucket_id: int, columns: ChunkColumns, first_turn: tuple[int, int], end_due: int, keys: LogFilter | None
 ) -> Iterator[BucketRow]:
-    """Yield the messages of one chunk in the order of their turns, selected as in `BucketStore.rows`."""
+    """Yield the messages of a chunk that these arguments of `BucketStore.rows` select, in the order of their turns."""
     dues, numbers, targets, _, _, positions, table = columns
     first_due = first_turn[0]
     indices: Iterable[int] = range(len(dues))

@@ -47,7 +47,7 @@ SYNCFS_FILES_MIN: Final = 8
 
 @dataclass
 class BucketGrowth:
-    """The size and the number of messages that a bucket will have after the next checkpoint."""
+    """Size and message count of a bucket after the next checkpoint. `has_file`: False until a new bucket is written."""
 
     bucket: Bucket
     size: int
@@ -81,7 +81,7 @@ class BucketWriter:
         self.count = 0
         self.failure: OSError | None = None
         self._mixed_buffer = BucketBuffer()
-        """Messages of small batches that belong to several spans. They are sorted by span together later."""
+        """Messages of small batches with several spans each. They are collected, and then sorted by span together."""
         self._buffers: dict[TimeSpan, BucketBuffer] = {}
         self._buffered_bytes = 0
         self._unsynced_files: dict[str, File] = {}
@@ -134,7 +134,7 @@ class BucketWriter:
                 self.disk.force_folder(self.folder)
 
     def undo(self) -> None:
-        """Undo all writes. Raises OSError: then data that was not removed stays on disk, but no checkpoint lists it."""
+        """Undo all writes. If this raises OSError, some of the data stays on disk, but no checkpoint lists it."""
         self._buffers.clear()
         for growth in self.growth.values():
             path = growth.bucket.path
@@ -184,7 +184,7 @@ class BucketWriter:
             if len(self._unsynced_files) >= UNSYNCED_FILES_MAX:
                 self._fsync_files()
             with self._record_failure():
-                # If a new bucket has a file already, an earlier process has written it, and no checkpoint lists it.
+                # `create_anew` replaces a file that an earlier process has written and no checkpoint lists.
                 file = self.disk.open_write(path) if growth.has_file else create_anew(self.disk, path)
             self._unsynced_files[path] = file
             growth.has_file = True
@@ -351,7 +351,7 @@ def chunk_messages(
 def next_to_split(
     named: Sequence[Bucket], following: Bucket | None, horizon: int, wait: Container[TimeSpan]
 ) -> Bucket | None:
-    """Return the bucket of `named` to split next: `following` if it is one of them, otherwise the first one; or None.
+    """Return which of the buckets `named` to split next, or None: `following` if it is one of them, else the first one.
 
     Buckets are not split if they end before `horizon` (the end of the memory window), or if `wait` has their spans.
     """
