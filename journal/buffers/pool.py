@@ -186,6 +186,11 @@ class Buffer:
         return self._view
 
     @property
+    def capacity(self) -> int:
+        """Number of bytes that the buffer takes from the pool."""
+        return self._allocation.size
+
+    @property
     def holds(self) -> int:
         """Number of references; 0 after the last release."""
         return len(self._holds)

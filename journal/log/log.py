@@ -207,12 +207,13 @@ class Log:
         """Append time (ms) of the first record; None if the log is empty. The first call reads from the disk."""
         return self._reader.oldest_ms() if self.count else None
 
-    def before_append(self, size_bytes: int) -> Callable[[], None] | None:
+    def before_append(self, size_bytes: int, source: Source = PLAIN) -> Callable[[], None] | None:
         """Return the file work that must precede an append of `size_bytes` of records; None if there is none.
 
         The work creates a new segment, or notes in the checkpoint that the log is not closed. It may run in a worker;
         meanwhile reads are possible, but no append. If the work raises Stopped or Full, the caller rejects the append
-        with that error. `append` does the work itself if the caller did not. Raises Stopped, Closed.
+        with that error. `append` does the work itself if the caller did not. Raises Stopped, Closed. `source` changes
+        nothing: it is accepted because earlier callers pass it.
         """
         if self.closed or self._segment_set.stopped is not None:
             self._writable()

@@ -51,6 +51,7 @@ class Model:
     def check(self) -> None:
         stats = self.pool.stats()
         assert stats.live_count == len(self.live)
+        assert stats.live_bytes == sum(buffer.capacity for buffer, _ in self.live)
         asked = sum(max(buffer.size, 1) for buffer, _ in self.live)
         assert asked <= stats.live_bytes <= 2 * asked + 16 * len(self.live)
 

@@ -17,7 +17,7 @@ from journal.disk import RealDisk
 from journal.errors import BadBatch, BelowStart, Closed, Corrupt, CutAway, Full, NotARecord, Stopped, TooLarge
 from journal.filenames import segment_name
 from journal.log.log import PIECE_BYTES, SPOOL_MEMORY_BYTES, Log, Spool, spool_batches
-from journal.record.batch import Source, succession_source, verify_batch
+from journal.record.batch import PLAIN, Source, succession_source, verify_batch
 from journal.record.block import blocks_of
 from journal.record.block_trailer import SOURCE_DELAY, SOURCE_SUCCESSION, SOURCE_TRANSACTION, TRAILER_SIZE
 from journal.record.format import make_id, records_of
@@ -107,7 +107,7 @@ def test_an_append_larger_than_a_segment_gets_one_of_its_own() -> None:
 def test_before_append_gives_the_roll_to_a_worker_and_append_need_not_do_it() -> None:
     bench = Bench(segment_bytes=1000)
     log = bench.open()
-    while (work := log.before_append(RECORD)) is None:
+    while (work := log.before_append(RECORD, source=PLAIN)) is None:
         bench.send()
     assert log.segment_count == 1
     worker = threading.Thread(target=work)
