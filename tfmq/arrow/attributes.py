@@ -1,8 +1,8 @@
 """Extraction of keys and tags from the encoded attributes of many messages (the format is in docs/protocol.md).
 
 An attribute is a msgpack map. It is called plain if it has no other fields than birth time, key and tag, in this order.
-Nearly all attributes are plain, and numpy decodes all plain attributes at once, at about 60 ns each. Attributes with
-other fields (properties, counts of attempts, fields of later releases) are decoded one by one by `decode_attribute`.
+Nearly all attributes are plain. numpy decodes all plain attributes at once, at about 60 ns each. `decode_attribute`
+decodes the others one by one: those with properties, with counts of attempts, or with fields of later releases.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UnreadableAttribute(DecodeFailed):
 
 
 class AttributeColumn:
-    """The encoded attributes of many records. Row n has `data[begins[n]:ends[n]]`, or none if `having[n]` is false."""
+    """Encoded attributes of many records. If `having[n]`, row n has `data[begins[n]:ends[n]]`, else no attribute."""
 
     def __init__(self, data: Buffer, begins: Array, ends: Array, having: Array) -> None:
         self._data = data
@@ -51,7 +51,7 @@ class AttributeColumn:
 
     def decode_fields(self, *names: str, lenient: bool = False) -> dict[str, pa.Array]:
         """Decode the fields `names`: "key" (a text key is returned as UTF-8), "tag" or both. Return a column for each.
-        An invalid attribute raises UnreadableAttribute; with `lenient` its row has neither key nor tag instead."""
+        Raises UnreadableAttribute for an invalid attribute; with `lenient` it has neither key nor tag instead."""
         types = {"key": pa.binary(), "tag": pa.string()}
         if not self._having.any():
             return {name: pa.nulls(len(self._having), types[name]) for name in names}
@@ -177,7 +177,8 @@ _IS_TEXT[[0xD9, 0xDA]] = True
 
 
 class FieldSpans(NamedTuple):
-    """Range of a field in each attribute, empty if it is not `present` there. `text`: whether its value is a string."""
+    """For each attribute, the byte range of one field, and whether the field is `present` (if not, the range is empty).
+    `text`: whether the field's value is a string."""
 
     begins: Array
     ends: Array
@@ -195,7 +196,7 @@ class AttributeLayout(NamedTuple):
 
 
 def find_layout(data: Buffer, begins: Array, ends: Array, having: Array) -> AttributeLayout:
-    """Find the fields of the attributes `data[begins[n]:ends[n]]`. A row without one (not `having`) counts as plain."""
+    """Find the fields of the attributes `data[begins[n]:ends[n]]`. A row without an attribute counts as plain."""
     reader = _FieldReader(data)
     begins = begins.astype(np.int64)
     first = reader.bytes_at(begins)
@@ -233,9 +234,9 @@ def _plain_only(span: FieldSpans, plain: Array, begins: Array) -> FieldSpans:
 class _FieldReader:
     """Reads all attributes at once, one field with each call.
 
-    Arrays with a value per attribute: `cursor` is the position of the next field, `left` the number of fields that
-    follow, `plain` whether all fields before `cursor` are those of a plain attribute. A call may read past the end of
-    an invalid attribute, so the caller compares the last cursor with the end. Reads past the buffer return its last
+    Arrays with a value per attribute: `cursor` is the position of the next field, `left` the number of fields from
+    `cursor` on, `plain` whether all fields before `cursor` are those of a plain attribute. A call may read past the end
+    of an invalid attribute, so the caller compares the last cursor with the end. Reads past the buffer return its last
     byte.
     """
 
@@ -261,8 +262,8 @@ class _FieldReader:
     def skip_string(
         self, number: int, cursor: Array, left: Array, plain: Array
     ) -> tuple[Array, Array, Array, FieldSpans]:
-        """Skip the field `number`, a string or bytes, in the attributes in which it is the next field.
-        Return the new cursor, left and plain, and the byte ranges of the field."""
+        """In each attribute whose next field is `number` (a string or bytes), skip this field. Return the new cursor,
+        left and plain, and the byte ranges of the field."""
         there = (left > 0) & (self.bytes_at(cursor) == number)
         kind = self.bytes_at(cursor + 1)
         heads = _HEAD_SIZE[kind]

@@ -45,8 +45,8 @@ _TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 class MessageRows(NamedTuple):
-    """The messages to decode, a row for each. `positions`, `ends`: where the message's record begins and ends in the
-    buffer; `attributes`, `payloads`: where its attribute and payload begin; `blocks`: the index of its block."""
+    """The messages to decode, a row for each. `positions`, `ends`: where the record of the message begins and ends in
+    the buffer; `attributes`, `payloads`: where attribute and payload begin; `blocks`: the index of the block."""
 
     positions: Positions
     ends: Positions
@@ -61,7 +61,7 @@ class Decoder:
 
     `schema`: the columns to return (see `project`). `log_id`: from `journal.record.format.make_log_id`.
     `verify`: "chunk" checks every block by the CRC-32 in its trailer; "message" also checks each record's own CRC-32;
-    "none" only checks that records and trailers are consistent. Brokers do not check attributes, so they may be
+    "none" only checks that records and trailers are consistent. Brokers do not check attributes, so one may be
     invalid. With `lenient`, a message with an invalid attribute has neither key nor tag. Without it, `decode` raises
     DecodeFailed for such a message if the column `key` or `tag` is requested.
     """
@@ -86,11 +86,11 @@ class Decoder:
         self.lenient = lenient
 
     def decode(self, data: Buffer, offset: int, start: int = 0, end: int | None = None) -> pa.RecordBatch:
-        """Return the messages in `data`, which is complete blocks, whose offset is in [start, end).
+        """Decode `data`, which contains complete blocks. Return the messages with an offset in [start, end).
 
         `offset`: the offset of the first byte of `data`. All blocks are checked. The columns are copies, so `data` may
-        be reused. Raises: Damaged with the range of the bad block (`first`, `next`), and the bad record if it can be
-        found; DecodeFailed for data that this release cannot read; BadRequest if `data` has more than 2 GiB.
+        be reused. Raises: Damaged with the range of the bad block (`first`, `next`), whose text names the bad record if
+        possible; DecodeFailed for data that this release cannot read; BadRequest if `data` has more than 2 GiB.
         """
         if len(data) > POSITION_MAX:
             raise BadRequest(f"At most {POSITION_MAX} bytes are decoded at once, not {len(data)}.")
@@ -169,7 +169,7 @@ class Decoder:
 
 
 def _message_rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> MessageRows | None:
-    """Return the messages among the records; None if a record is invalid. `indexes`: which records are trailers."""
+    """Return the records that are messages; None if a record is invalid. `indexes`: the numbers of the trailers."""
     ends = np.empty_like(positions)
     ends[:-1] = positions[1:]
     ends[-1] = len(data)
@@ -212,7 +212,7 @@ def _checksums_match(data: Buffer, begins: Array, ends: Array, expected: Array) 
 
 
 def _select_range(rows: MessageRows, start: int, end: int | None) -> MessageRows:
-    """Return the rows of the records whose position is in [start, end)."""
+    """Return the rows of the records whose position is in [start, end); `end` None: without an end."""
     first = int(np.searchsorted(rows.positions, start))
     last = len(rows.positions) if end is None else int(np.searchsorted(rows.positions, end))
     if first == 0 and last == len(rows.positions):
@@ -223,9 +223,9 @@ def _select_range(rows: MessageRows, start: int, end: int | None) -> MessageRows
 Positions = npt.NDArray[np.int64]
 
 RUN_COUNT_MIN: Final = 16
-"""Minimum number of consecutive records of one size to find by comparing columns: for fewer, a loop is as fast."""
+"""Minimum number of consecutive records of one size to find by comparing lengths. For fewer, a loop is as fast."""
 LOOP_BYTES: Final = BLOCK_SIZE_MAX
-"""Where record sizes differ, a loop handles this number of bytes or more before columns are compared again."""
+"""Where record sizes differ, a loop handles at least this number of bytes before lengths are compared again."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
 
@@ -270,8 +270,8 @@ def _append_positions(data: Buffer, position: int, stop: int, found: list[int]) 
 
 
 def _find_run(data: Buffer, position: int, guess: int) -> tuple[int, int]:
-    """Find out how many consecutive records from `position` on have one size. Return this size and the number of these
-    records, or 0 if the number is below RUN_COUNT_MIN. `guess`: the expected number, which is compared first."""
+    """Find out how many consecutive records from `position` on have one size. Return this size and their number; but 0
+    as the number if it is below RUN_COUNT_MIN. `guess`: compare only so many records first, for speed."""
     length, _ = _LENGTH_FLAG.unpack_from(data, position)
     size = HEADER_SIZE + length
     most = min(len(data) - position, BLOCK_SIZE_MAX) // size
@@ -284,7 +284,7 @@ def _find_run(data: Buffer, position: int, guess: int) -> tuple[int, int]:
 
 
 def _run_length(data: Buffer, position: int, size: int, most: int) -> int:
-    """Return how many consecutive records, at most `most`, have `size` bytes, the size of the one at `position`."""
+    """Return how many consecutive records have the size of the one at `position` (`size` bytes); at most `most`."""
     lengths: Any = np.ndarray((most,), np.uint32, data, position, (size,))
     same = lengths == lengths[0]
     first = int(same.argmin())
@@ -350,7 +350,7 @@ BAD_RECORDS_NAMED: Final = 5
 
 
 class DamageLocator:
-    """Finds the first error in data that `Decoder` has rejected, block by block. `verify`: as in `Decoder`."""
+    """Finds the first error in data that `Decoder` has rejected, block by block. `verify`: that of the `Decoder`."""
 
     def __init__(self, topic: str, partition: int, log_id: int, verify: str) -> None:
         self.name = f"{topic}-{partition}"
@@ -435,7 +435,7 @@ def _describe_unknown_flag(kind: int) -> str:
 
 
 def _name_bad_records(records: bytes, offset: int) -> str:
-    """Return the end of an error text, which names the records in a bad block whose own checksums are wrong."""
+    """Return the end of an error text for a bad block. It names the records that fail their own checksums."""
     bad: list[int] = []
     try:
         for record in records_of(records):

@@ -38,8 +38,8 @@ HEADER: Final = np.dtype([("length", ">u4"), ("checksum", ">u4"), ("id", ">u8"),
 
 
 class Encoded(NamedTuple):
-    """Encoded records of a batch: `count` records in `data`. `blocks`: (bytes, number of records, CRC-32) of each block
-    into which they are divided, as in PRODUCE."""
+    """Encoded records of a batch: `count` records in `data`, divided into blocks. `blocks`: for each block (bytes,
+    number of records, CRC-32), as in a PRODUCE request."""
 
     data: Buffer
     count: int  # type: ignore[assignment]
@@ -54,7 +54,7 @@ def encode(
     message_bytes: int = limits.MESSAGE_BYTES,
     lenient: bool = False,
 ) -> Encoded:
-    """Encode the rows of `batch` as records with consecutive sequences of `producer_id`, from `sequence` on.
+    """Encode the rows of `batch` as records of `producer_id`, with consecutive sequences from `sequence` on.
 
     Columns are found by name: `value` (binary or string; null is a tombstone), and optionally `key` (binary or string),
     `tag` and `attributes` (see `build_parts`). Other columns are ignored. With `lenient`, invalid attributes are sent
@@ -67,7 +67,7 @@ def encode(
 class PreparedRecords(NamedTuple):
     """Records that are encoded except for their ids, which depend on producer id and sequence.
 
-    `headers`: one per record (dtype HEADER), with id 0 until `encode` sets it · `bodies`: the bytes of each record
+    `headers`: one per record (dtype HEADER), with id 0 until `encode` sets the id · `bodies`: the bytes of each record
     after its header · `ends`: the position in the encoded data at which each record ends.
     """
 
@@ -76,7 +76,8 @@ class PreparedRecords(NamedTuple):
     ends: Array
 
     def encode(self, producer_id: int, sequence: int) -> Encoded:
-        """Return the records with ids from `sequence` on. Raises: BadRequest if a sequence exceeds the maximum."""
+        """Set the ids of the records: `producer_id` with `sequence` and the following numbers. Return the encoded
+        records. Raises: BadRequest if a sequence exceeds the maximum."""
         count = len(self.headers)
         if sequence + count > SEQUENCE_COUNT:
             raise BadRequest(f"Sequences {sequence} to {sequence + count - 1} pass the limit of {SEQUENCE_COUNT}.")
@@ -90,7 +91,7 @@ class PreparedRecords(NamedTuple):
 def prepare(
     batch: pa.RecordBatch, *, message_bytes: int = limits.MESSAGE_BYTES, lenient: bool = False
 ) -> PreparedRecords:
-    """Encode the rows of `batch` except for the ids; parameters and errors are those of `encode`."""
+    """Encode the rows of `batch`, except for the ids of the records. Parameters and errors are those of `encode`."""
     count = len(batch)
     batch = _select_columns(batch)
     values = batch.column("value")
@@ -117,7 +118,7 @@ def prepare(
 
 
 def _select_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the columns of COLUMNS, as binary or string. Raises BadRequest without `value`, or for a wrong type."""
+    """Return the columns in COLUMNS as binary or string. Raises BadRequest without `value` or for a wrong type."""
     if "value" not in batch.schema.names:
         raise BadRequest(f"A batch to send needs the column value; it has {', '.join(batch.schema.names) or 'none'}.")
     arrays, names = [], []
@@ -204,9 +205,9 @@ def build_parts(batch: pa.RecordBatch, *, lenient: bool = False) -> AttributePar
     """Return the encoded attributes of the records; None if no record has an attribute.
 
     An attribute is taken from the column `attributes`. If there is a column `key` or `tag`, its value replaces that
-    field of the attribute, and a null removes the field. An attribute that already has these values keeps its bytes.
-    With `lenient`, an invalid attribute keeps its bytes too, if the row has neither key nor tag in these columns. Only
-    attributes with other fields are encoded row by row. Raises: BadRequest, which names the row, or MessageTooLarge.
+    field of the attribute, and a null removes the field. If an attribute already has these values, its bytes stay.
+    With `lenient`, the bytes of an invalid attribute stay too, if the row has neither key nor tag in these columns.
+    Only changed attributes with other fields are encoded row by row. Raises BadRequest with the row, MessageTooLarge.
     """
     names = [name for name in ("attributes", "key", "tag") if name in batch.schema.names]
     if all(batch.column(name).null_count == len(batch) for name in names):
@@ -234,7 +235,7 @@ def build_parts(batch: pa.RecordBatch, *, lenient: bool = False) -> AttributePar
 
 
 def _parts_from_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) -> AttributeParts:
-    """Return attributes that contain only key and tag. At most one of the two columns is None."""
+    """Return attributes that contain only key and tag. A column is None if it is missing; at most one is missing."""
     shape: Any = np.int64(0)
     hashes: Any = np.uint32(0)
     pieces = []
@@ -277,7 +278,7 @@ def _decode_given(old: pa.BinaryArray, lenient: bool) -> GivenAttributes:
 
 
 def _build_attributes(old: GivenAttributes, key: pa.Array, text: Array, tag: pa.StringArray) -> pa.BinaryArray:
-    """Encode attributes of the birth times in `old` and the new `key` and `tag`. `text`: whether a key is a string."""
+    """Encode attributes from the birth times in `old` and the new `key` and `tag`. `text`: whether each key is text."""
     counts = (
         old.birth_counts + key.is_valid().to_numpy(zero_copy_only=False) + tag.is_valid().to_numpy(zero_copy_only=False)
     )
@@ -333,7 +334,8 @@ def _rewrite_rows(
     tag: pa.StringArray,
     same_tag: Array,
 ) -> pa.BinaryArray:
-    """Return `column` with other attributes in `rows`: those of `old`, with key and tag set to the new values."""
+    """Return `column` with new attributes in the rows `rows`: those of `old`, with `key` unless `same_key`, and with
+    `tag` unless `same_tag`."""
     if not len(rows):
         return column
     made: list[bytes | None] = []

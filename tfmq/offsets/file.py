@@ -21,27 +21,27 @@ from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced,
 
 FILE_VERSION: Final = 2
 FILE_BYTES_MAX: Final = 64 << 20
-"""Maximum size of the file: more than any offsets take. So another file at a wrong path does not fill the memory."""
+"""Maximum size of the file, more than offsets take. Limited because a large file at a wrong path could fill memory."""
 LOCK_PAUSE_SECONDS: Final = 0.005
 LOCK_TRIES: Final = 2000
-"""Attempts to lock the file: ten seconds in all, enough for other processes on a very slow disk."""
+"""Attempts to lock the file: ten seconds in all, longer than other processes keep the lock even on a very slow disk."""
 
 Rows = dict[PartitionName, StoredOffset]
 UNKNOWN: Final = StoredOffset(NO_OFFSET, generation=-1)
-"""Stands for the row of a partition that has no row. Its generation is lower than all others."""
+"""Used for a partition that has no row in the file. Its generation is lower than that of every row."""
 
 
 class FileOffsets:
     """Offset storage in a file, which all members of a group on one machine may share.
 
-    `claim` and `save` lock the file `PATH.lock`, and raise Busy if other processes do not unlock it in time. Every call
-    raises Damaged if the file is invalid, and StoreFailed if the disk fails or is full. StoreFailed is retriable,
+    `claim` and `save` lock the file `PATH.lock`, and raise Busy if it is still locked after LOCK_TRIES attempts. Every
+    call raises Damaged if the file is invalid, and StoreFailed if the disk fails or is full. StoreFailed is retriable,
     unless the file cannot exist at `path`.
     """
 
     def __init__(self, path: str, disk: Disk | None = None, pause: Callable[[float], None] = time.sleep) -> None:
-        # Renaming the new file to the path of a symbolic link would replace only the link. Then there would be two
-        # files.
+        # If `path` is a symbolic link, renaming the new file to it would replace the link, and leave the old file as a
+        # second one.
         self.path = os.path.realpath(os.path.expanduser(path))
         self._disk = disk or RealDisk()
         self._pause = pause
@@ -70,10 +70,10 @@ class FileOffsets:
     def _change(
         self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
-        """Set the generations of rows, and the offsets that are in `new`; return the committed offsets.
+        """Set the generations of the partitions' rows, and the offsets in `new`; return the committed offsets.
 
-        A row that has a higher generation already is not changed. If there are such rows, raises Fenced, but only after
-        all other rows are changed.
+        If a row has a higher generation already, it is not changed. In this case raises Fenced after all other rows are
+        changed.
         """
         lock = self._lock()
         try:
@@ -124,7 +124,7 @@ class FileOffsets:
         raise Busy(f"The offset file {self.path} has been locked{by} for too long.", retriable=True)
 
     def _load(self) -> dict[str, Rows]:
-        """Read the groups in the file. Raises Damaged, NotSupported."""
+        """Read the file; return the rows of each group, {} if there is no file. Raises Damaged, NotSupported."""
         if not self._disk.exists(self.path):
             return {}
         file = self._disk.open_read(self.path)

@@ -3,9 +3,9 @@
 If the program's results are in the same database, `tfmq.sql.commit_offsets` commits results and offsets in one
 transaction, so that processing is exactly once.
 
-There is one row for each partition of a group. Its `generation` fences members that have lost the partition: a member
-changes the row only if its own generation is the same or higher. This comparison is part of the UPDATE statement, so
-the database decides between members that change the row at the same time.
+There is one row for each partition of a group. The row's `generation` fences members that have lost the partition: a
+member changes the row only if its own generation is the same or higher. This comparison is part of the UPDATE
+statement, so the database decides between members that change the row at the same time.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ POSTGRESQL_SETTINGS: Final = text(
     f"SELECT set_config('lock_timeout', '{LOCK_SECONDS * 1000:.0f}ms', true),"
     " set_config('synchronous_commit', 'on', true)"
 )
-"""Settings of a PostgreSQL transaction: the lock timeout; and durable commits, even if that is not the default."""
+"""Settings of a PostgreSQL transaction: the lock timeout, and durable commits whatever the server's default is."""
 TRANSACTION_ATTEMPTS: Final = 3
-"""Maximum attempts of a transaction. In a deadlock the database aborts one transaction, which may be repeated."""
+"""Maximum attempts of a transaction. If the database aborts it because of a deadlock, it may be repeated."""
 
 
 class SqlOffsets:
     """Offset storage in the table `tfmq_offsets`, which is created on first use.
 
-    Every call raises StoreFailed if the database is not reachable or refuses the statement, and Busy while another
-    transaction has the rows locked. After Busy, or a StoreFailed that is retriable, the call may be repeated.
+    Every call raises StoreFailed if the database is not reachable or refuses the statement, and Busy if another
+    transaction locks the rows for longer than LOCK_SECONDS. After a retriable StoreFailed or Busy, repeat the call.
     """
 
     def __init__(self, url: str) -> None:
@@ -125,7 +125,7 @@ class SqlOffsets:
             engine.dispose(close=self._process == os.getpid())
 
     def _raise_if_fenced(self, group: str, lost: Mapping[PartitionName, int]) -> None:
-        """Raise Fenced for `lost`, the partitions with higher stored generations (the values), if there are any."""
+        """Raise Fenced if `lost` is not empty. `lost`: for each fenced partition, the stored generation."""
         if lost:
             raise fenced(self.shown, group, lost)
 
@@ -182,7 +182,7 @@ class SqlOffsets:
             ) from None
 
     def _to_transient_error(self, error: DBAPIError) -> TfmqError:
-        """Return the error to raise if the call may succeed when it is repeated. Otherwise raise StoreFailed."""
+        """Return the error to raise if a repeated call may succeed. If not, raise StoreFailed, not retriable."""
         where, reason = self.shown, _first_line(error)
         file = self.url.database if self.url.get_backend_name() == "sqlite" else None
         if is_permanent_error(error, file):
@@ -203,7 +203,7 @@ def _first_line(error: DBAPIError) -> str:
 
 TABLE_NAME: Final = "tfmq_offsets"
 CHANGE_ATTEMPTS: Final = 3
-"""Maximum attempts to change a row. One fails if another member inserts the row between its update and its insert."""
+"""Maximum attempts to change a row. An attempt fails if another member inserts the row between UPDATE and INSERT."""
 
 
 def offsets_table(metadata: MetaData, *, name: str = TABLE_NAME, schema: str | None = None) -> Table:
@@ -250,22 +250,24 @@ def read_rows(connection: Connection, group: str, names: Iterable[PartitionName]
 def claim_rows(
     connection: Connection, group: str, generation: int, names: Iterable[PartitionName]
 ) -> dict[PartitionName, int]:
-    """Set the generation of the partitions' rows, in the connection's transaction. Rows with a higher generation are
-    not changed. Return {partition: stored generation} of these rows."""
+    """Set the generation of the partitions' rows, in the connection's transaction. If a row has a higher generation, do
+    not change it. Return {partition: stored generation} of the rows that were not changed."""
     return _change_rows(connection, group, dict.fromkeys(names, (generation, None)))
 
 
 def save_rows(
     connection: Connection, group: str, offsets: Mapping[PartitionName, StoredOffset]
 ) -> dict[PartitionName, int]:
-    """Set offsets and generations of the partitions' rows. Returns the same as `claim_rows`."""
+    """Set offset and generation of the partitions' rows. If a row has a higher generation, do not change it. Return
+    {partition: stored generation} of the rows that were not changed."""
     return _change_rows(connection, group, {name: (row.generation, row) for name, row in offsets.items()})
 
 
 def _change_rows(
     connection: Connection, group: str, changes: Mapping[PartitionName, tuple[int, StoredOffset | None]]
 ) -> dict[PartitionName, int]:
-    """Set generation and offset of each row as in `changes` (None: offset unchanged). Returns as `claim_rows` does."""
+    """Set generation and offset (None: unchanged) of the rows in `changes`. If a row has a higher generation, do not
+    change it. Return {partition: stored generation} of the rows that were not changed."""
     lost = {}
     for name in sorted(changes):  # in a fixed order, to avoid deadlocks between members
         kept = _change_row(connection, group, name, *changes[name])
@@ -277,7 +279,7 @@ def _change_rows(
 def _change_row(
     connection: Connection, group: str, name: PartitionName, generation: int, new: StoredOffset | None
 ) -> int | None:
-    """Change one row and return None. If its stored generation is higher, do not change it; return that generation."""
+    """If the stored generation of a row is higher, return it. Otherwise change the row and return None."""
     key = _row_condition(group, name)
     kept: int | None = None
     for _ in range(CHANGE_ATTEMPTS):

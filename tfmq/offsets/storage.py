@@ -1,9 +1,9 @@
 """Offset storages: the interface, its data types, and helpers that storages share.
 
 A storage has a `StoredOffset` for each group and partition. Its generation is that of the assignment with which the
-offset was committed. Generations come from a durable counter, so a new owner of a partition has a higher one than all
-former owners. A storage rejects commits with a lower generation, so a member cannot commit if it has lost the partition
-without noticing. By default the broker stores the offsets, without such a class (see
+offset was committed. Generations come from a durable counter, so a new owner of a partition has a higher generation
+than all former owners. A storage rejects commits with a lower generation. So if a member has lost the partition without
+noticing, it cannot commit. By default the broker stores the offsets, and no storage of this interface is used (see
 `tfmq.client.consumer.offset_commit`).
 """
 
@@ -47,7 +47,7 @@ def is_permanent_error(error: BaseException, path: str | os.PathLike[str] | None
     """Return whether the call that raised `error` will fail again if it is repeated.
 
     `path`: the file, if the database is SQLite. SQLite's error "cannot open" gives no reason, so the path is examined:
-    a missing directory is permanent, too many open files are not.
+    a missing directory is a permanent error, too many open files are not.
     """
     if isinstance(error, OSError):
         return error.errno in PERMANENT_ERRNOS
@@ -65,7 +65,7 @@ def _is_accessible(path: Path) -> bool:
 
 
 def driver_install_hint(drivername: str, error: Exception) -> str:
-    """Return how to install the missing driver of a URL, as the last part of an error text."""
+    """Return the end of an error text: how to install the database driver that a URL needs. `error`: of the import."""
     module = getattr(error, "name", None)
     if drivername.startswith("postgresql"):
         written = "" if module == "psycopg" else ", and write the URL with postgresql+psycopg://"
@@ -90,10 +90,10 @@ class PartitionName(NamedTuple):
 class StoredOffset(NamedTuple):
     """Committed offset of a group in one partition.
 
-    Reading continues at byte `offset`, after `index` messages of the record there (0 outside of compressed batches).
-    `incarnation`: that of the topic. `epoch`: the log's epoch when the offset was read. `generation`: that of the
-    assignment of the partition to the member that commits; 0 in a call of `save` means the argument `generation` of the
-    call.
+    Reading continues at byte `offset`. If the record there is a compressed batch, its first `index` messages are left
+    out; otherwise `index` is 0. `incarnation`: that of the topic. `epoch`: the log's epoch when the offset was read.
+    `generation`: that of the assignment of the partition to the member that commits. In a call of `save`, 0 stands for
+    the argument `generation` of the call.
     """
 
     offset: int
@@ -108,20 +108,19 @@ class OffsetStorage(Protocol):
     """Storage of offsets. Its methods may wait for a disk or a network; only one of them is called at a time.
 
     If a storage has `claim` (see `ClaimingStorage`), the new owner of a partition calls `claim`, which fences members
-    that have lost the partition without noticing. Otherwise the new owner calls `read`, and its first commit fences
-    these members.
+    that have lost the partition without noticing. If a storage has no `claim`, the new owner calls `read`, and these
+    members are fenced only by its first commit.
     """
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> Mapping[PartitionName, StoredOffset]:
-        """Return the committed offsets of these partitions; those without one are left out."""
+        """Return the committed offsets of these partitions. Partitions without an offset are left out."""
         ...
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """Commit `offsets`, each with its own generation, or with `generation` if its own is 0. Durable on return.
 
-        Partitions are independent. A partition with a higher stored generation is not changed, and Fenced (see
-        `fenced`) is raised for it after all others are committed. After any other error it is unknown what was
-        committed.
+        If a partition has a higher stored generation, it is not changed; after all others are committed, Fenced (see
+        `fenced`) is raised and names it. After any other error it is unknown what was committed.
         """
         ...
 
@@ -139,8 +138,8 @@ class ClaimingStorage(OffsetStorage, Protocol):
     ) -> Mapping[PartitionName, StoredOffset]:
         """Set the generation of these partitions and return their offsets, in one atomic step.
 
-        Partitions without an offset are left out of the result. From then on a commit with a lower generation is
-        rejected. Raises Fenced (see `fenced`) for partitions with a higher generation; all others are claimed.
+        Partitions without an offset are left out of the result. After the call, commits with a lower generation are
+        rejected. If partitions have a higher generation, claims all others and raises Fenced (see `fenced`).
         """
         ...
 
@@ -170,6 +169,6 @@ def fenced(where: str, group: str, kept: Mapping[PartitionName, int]) -> Fenced:
 
 
 def fenced_partitions(error: Fenced, asked: Iterable[PartitionName]) -> Collection[PartitionName]:
-    """Return the partitions that `error` names; if it names none, all partitions of the failed call (`asked`)."""
+    """Return the partitions that `error` names. If it names no partitions, return `asked`, those of the failed call."""
     named = error.details.get("partitions")
     return frozenset(asked) if named is None else frozenset(PartitionName(*each) for each in named)

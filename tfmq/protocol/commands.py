@@ -65,9 +65,9 @@ class Block(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a part of a batch was appended: a run of records without a gap between them.
+    """Where a part of a batch was appended: consecutive records without a gap between them.
 
-    Record number `first_record` of the batch starts at `offset`. The part ends before `first_record` of the next part.
+    The part begins with record number `first_record` of the batch, which is at `offset`. It ends before the next part.
     """
 
     first_record: Size
@@ -165,7 +165,7 @@ class TransactionDelayed(NamedTuple):
 
     `batch` is the index of this batch among all batches of the transaction.
 
-    The other fields are as in DelayedBatch, except that a single entry of `dues` applies to all messages.
+    The other fields are as in DelayedBatch. If `dues` has a single entry, this entry applies to all messages.
     """
 
     batch: Size
@@ -304,7 +304,10 @@ class StatusReply(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """End a parked FETCH, AWAIT_CHECKS or HEARTBEAT of this connection. Its empty reply is sent at once."""
+    """End the wait of the FETCH, AWAIT_CHECKS or HEARTBEAT with the correlation number `target` on this connection.
+
+    The broker then sends the reply to that request at once, without messages or changes.
+    """
 
     target: Size
 
@@ -504,7 +507,10 @@ class DescribeDelayed(NamedTuple):
 
 
 class DelayedHistogram(NamedTuple):
-    """Count the waiting messages that are due between each edge and the next one; topic "": of all topics."""
+    """Count the waiting messages of the topic; with topic "", those of all topics.
+
+    In the reply, `counts` has the messages due from each edge on and before the next one, `pending` all of them.
+    """
 
     topic: Member
     edges: Annotated[list[int], Edges()]
@@ -671,7 +677,7 @@ class AddScheduleReply(NamedTuple):
 
 
 class ListSchedules(NamedTuple):
-    """List schedules in order of their names, from the first one after `after`; if `name` is given, only that one."""
+    """List schedules in order of their names: those after the name `after`, or if `name` is given, only this one."""
 
     name: Member = ""
     after: Member = ""
@@ -885,7 +891,7 @@ class ForgetTransaction(NamedTuple):
 
 
 class ListTransactions(NamedTuple):
-    """List unfinished transactions in order of epoch, from the first one after the epoch `after`.
+    """List unfinished transactions in order of epoch, only those with an epoch higher than `after`.
 
     If `states` is nil, only transactions that need attention are listed: those that are prepared, applying, or ended by
     an operator.
@@ -904,7 +910,7 @@ class ListTransactionsReply(NamedTuple):
 
 
 class DescribeTransaction(NamedTuple):
-    """Describe a transaction, unfinished or ended and still remembered. Epoch 0 means the latest one with that xid."""
+    """Describe a transaction that is unfinished, or has ended and is remembered. Epoch 0: the latest one of the xid."""
 
     xid: Xid
     epoch: Number = 0
@@ -976,7 +982,7 @@ class AbortCommitGroup(NamedTuple):
 
 
 class ListCommitGroups(NamedTuple):
-    """List commit groups in order of their names, from the first one after `after`."""
+    """List commit groups in order of their names, only those after the name `after`."""
 
     after: Member = ""
     limit: Page = int(limits.TRANSACTIONS_PER_PAGE)
@@ -988,7 +994,7 @@ class ListCommitGroupsReply(NamedTuple):
 
 
 class ForgetCommitGroup(NamedTuple):
-    """Delete the last sequence of a commit group. After that an old sequence would be accepted again."""
+    """Delete the record of a commit group's last sequence. After that an old sequence would be accepted again."""
 
     group: Group
 
@@ -1071,10 +1077,10 @@ SPARE_IN_ROW = 1
 
 
 def header_bounds(partitions: int = limits.PARTITIONS.cap) -> dict[int, tuple[int, int]]:
-    """Return for each command code how many fields and values its request header may have.
+    """Return for each command code the maximum (number of fields, number of msgpack values in all) of a request header.
 
-    The value for a code is (fields, values in all). It permits what the fields of the command allow in a broker with at
-    most `partitions` partitions, and some more for fields that later releases add.
+    A request may contain a row for each partition, so the numbers depend on `partitions`, the broker's limit of
+    partitions. They leave room for SPARE_FIELDS fields that later releases may add.
     """
     bounds = {}
     for command in COMMANDS:
@@ -1085,7 +1091,7 @@ def header_bounds(partitions: int = limits.PARTITIONS.cap) -> dict[int, tuple[in
 
 
 def values_of(kind: Kind, partitions: int) -> int:
-    """Return how many msgpack values a field of this kind has at most; lists and maps count too."""
+    """Return how many msgpack values a field of this kind has at most. A list or map is one value plus its entries."""
     if isinstance(kind, Optional):
         return values_of(kind.kind, partitions)
     if isinstance(kind, ListOf):

@@ -4,10 +4,10 @@
     store id u64 · log id u64 · due u64 · number u64 · CRC-32 of these 32 bytes u32, big-endian
 
 `due` and `number` are the message's position in the delay queue, so that the broker finds it with one lookup; `log id`
-identifies its partition. `store id` identifies the broker's delay store and the epoch in which the number was given: a
-broker on an older copy of the data folder gives the same numbers again, but in another epoch. Because of the checksum a
-typing error is rejected instead of naming another message: the checksum detects every wrong character, every two
-swapped characters, and all but one in 2^32 of other errors.
+identifies its partition. `store id` identifies the broker's delay store and the epoch in which the number was given. If
+a broker runs on an older copy of its data folder, it gives the same numbers again, but in another epoch. Because of the
+checksum a handle with a typing error is rejected, and does not identify another message: the checksum detects every
+wrong character, every two swapped characters, and all but one in 2^32 of other errors.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _NUMBER_MAX: Final = (1 << 63) - 1
 class Handle(NamedTuple):
     """The fields of a handle.
 
-    `store_id` is the result of `issuer`. `due` is in ms since 1970 of broker time. Store id and log id are u64, not 0;
-    the other fields are u63.
+    `store_id` is the result of `issuer`. `due` is in ms since 1970 of broker time. `store_id` and `log_id` are u64, not
+    0; `due` and `number` are u63.
     """
 
     store_id: int
@@ -88,11 +88,11 @@ def _reject(text: str) -> NoReturn:
 
 
 def issuer(node: str, store_id: int, epoch: int | None = None) -> int:
-    """Return the issuer of handles, a u64 that is not 0: the number by which a broker recognizes its own handles.
+    """Return the field `store_id` of handles, a u64 that is not 0, by which a broker recognizes its own handles.
 
-    The issuer is a hash of the broker's random id `node`, the id of its delay store, which is a small number on every
-    broker, and the epoch of the arrival log in which the messages got their numbers. `epoch` None: without an epoch, as
-    in handles of earlier releases.
+    The field is a hash of three values: the broker's random id `node`; the id of its delay store, which other brokers
+    may use too; and the epoch of the arrival log in which the messages got their numbers. `epoch` None: without an
+    epoch, as in handles of earlier releases.
     """
     words = (node, store_id) if epoch is None else (node, store_id, epoch)
     digest = blake2b("/".join(map(str, words)).encode(), digest_size=_NUMBER.size).digest()

@@ -25,7 +25,7 @@ SIZE = struct.Struct(">I")
 PREFIX = struct.Struct(">II")
 
 UNSIGNED = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
-"""msgpack: how many bytes follow the first byte of an unsigned integer, by the value of the first byte."""
+"""msgpack unsigned integers: first byte -> number of bytes that follow. An integer below 128 is only its first byte."""
 
 FIELDS_UNKNOWN = 1 << 10
 """Maximum number of values in the header of an unknown command."""
@@ -73,7 +73,7 @@ def check_size(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRA
 
 
 def parse_prefix(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRAME_BYTES) -> tuple[int, int]:
-    """Return (size, header size) of the frame at `position`. Raises BadFrame. Its first eight bytes must be present."""
+    """Return (size, header size) of the frame at `position`. Its first eight bytes must be present. Raises BadFrame."""
     size = check_size(view, position, frame_bytes=frame_bytes)
     header_size: int = SIZE.unpack_from(view, position + 4)[0]
     if header_size > size - 4:
@@ -86,8 +86,8 @@ def parse_prefix(view: Buffer, position: int = 0, *, frame_bytes: int = limits.F
 def decode_header(view: Buffer, bounds: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> list[Any]:
     """Decode a header: a list that begins with the command code and the correlation number. Raises BadFrame.
 
-    `bounds`: command code -> (maximum number of fields, of values in all). A header that exceeds them is rejected
-    before it is decoded, because decoding half a million surplus values would cost as much time as the largest request.
+    `bounds`: from `header_bounds`: command code -> (maximum number of fields, of values in all). A header with more is
+    rejected before it is decoded, because half a million surplus values would cost as much time as the largest request.
     """
     try:
         if len(view) <= UNCHECKED_BYTES_MAX or not bounds:
@@ -148,12 +148,12 @@ class Decoder:
 
     @property
     def missing_bytes(self) -> int:
-        """How many more bytes are needed to decode a next part of the frame: its first size, its second or the rest."""
+        """How many bytes are missing for the next step: to decode the size, the header size, or the whole frame."""
         return self._needed_bytes - len(self._incomplete)
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether a part of a frame was received and the rest is missing."""
+        """Whether the last frame was received only in part."""
         return bool(self._incomplete)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:

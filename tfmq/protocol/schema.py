@@ -1,4 +1,4 @@
-"""Kinds of fields. A kind validates the values of a field that were received in a request or a reply.
+"""Kinds of fields. A kind validates the value of a field that was received in a request or a reply.
 
 A request is a NamedTuple whose annotations contain the kinds: `offset: Annotated[int, Integer(0, 9)]`. So types,
 defaults and validation have one source.
@@ -102,7 +102,7 @@ class Name:
 
 
 class Map:
-    """A map with strings as keys; the values may be nested to a limited depth."""
+    """A map with strings as keys; the values may be nested as deep as `check_depth` permits."""
 
     text = "map"
 
@@ -162,7 +162,7 @@ class Record(Generic[Tuple]):
         self.check = self.decode
 
     def _compile(self) -> Any:
-        """Return `decode` as one generated function without loops over the fields: 4 calls for a request, not 12."""
+        """Return `decode` as one generated function. Without a loop over the fields a request takes 4 calls, not 12."""
         fields = [f"v{number}" for number in range(len(self.names))]
         row = "".join(f"{field}, " for field in fields)
         required = len(fields) - len(self.defaults)

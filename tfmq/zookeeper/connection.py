@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 RESPONSE_SECONDS: Final = 10.0
-"""Timeout for one response. It includes the time in which the connection is lost and restored."""
+"""Timeout for one response. If the connection is lost and restored meanwhile, this time is included."""
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 2.0
 """Pause between connection attempts: RETRY_SECONDS, doubled after each attempt, up to this value."""
@@ -46,8 +46,8 @@ def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any
 
 
 class ZooKeeperConnection:
-    """A connection that is opened at the first use: `with connection.client() as client:` yields a connected client. If
-    kazoo raises an error in the block, it becomes StoreFailed (the operation may have been done) or NotAllowed."""
+    """A connection that is opened at the first use: `with connection.client() as client:` yields a connected client.
+    Errors of kazoo in the block are replaced by StoreFailed (the operation may have been done) or NotAllowed."""
 
     def __init__(self, address: ZooKeeperAddress) -> None:
         """Create the connection without connecting. Raises NotSupported without kazoo."""
@@ -82,8 +82,8 @@ def stop(client: KazooClient) -> None:
 
 
 def wait_results(waiting: Sequence[Any]) -> list[Any]:
-    """Return the results of pending requests of kazoo, in order. The result of a failed request is its exception.
-    Raises OperationTimeoutError if a response does not arrive in time."""
+    """Wait for pending requests of kazoo and return their results, in order. For a failed request, the result is its
+    exception. Raises OperationTimeoutError if a response does not arrive within RESPONSE_SECONDS."""
     found = []
     for each in waiting:
         each.wait(RESPONSE_SECONDS)
@@ -96,7 +96,7 @@ def wait_results(waiting: Sequence[Any]) -> list[Any]:
 
 
 def result_or_none(response: Any) -> Any:
-    """Return `response`, a result of `wait_results`; None if the node does not exist. Raises any other failure."""
+    """Return `response`, a result of `wait_results`; None if the node does not exist. Raises any other exception."""
     from kazoo.exceptions import NoNodeError
 
     if isinstance(response, NoNodeError):
@@ -123,7 +123,7 @@ def translate_errors(address: ZooKeeperAddress) -> Iterator[None]:
 
 
 def error_text(error: Exception) -> str:
-    """Return the text of a kazoo exception, or its name: most have no text."""
+    """Return the text of a kazoo exception. Most have none: then return the name of the class."""
     return str(error) or type(error).__name__
 
 
@@ -134,12 +134,12 @@ REMEMBERED_MESSAGES_MAX: Final = 100  # above it, all are forgotten
 STOPPED_CONNECTING: Final = "Failed connecting to Zookeeper within the connection retry policy."
 """kazoo's message when it stops connecting. It is not logged, because kazoo stops only at the request of tfmq."""
 NO_ZOOKEEPER: Final = "Exception raised during deserialization of request"
-"""The beginning of kazoo's message if a server is not ZooKeeper; the rest of the message does not help users."""
+"""The beginning of kazoo's message if a server is not ZooKeeper. The message does not help users, so it is replaced."""
 
 
 class ThrottledLogFilter(logging.Filter):
-    """Log filter: passes warnings and errors of kazoo, each at most once a minute, without tracebacks. Without it the
-    log would grow, because kazoo reconnects forever and logs each attempt."""
+    """Log filter: passes warnings and errors of kazoo, each text at most once a minute, without tracebacks. Without
+    this filter the log would grow, because kazoo reconnects forever and logs each attempt."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

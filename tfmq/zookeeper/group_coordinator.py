@@ -28,12 +28,12 @@ from tfmq.zookeeper.session import (
 
 CLOSE_SECONDS: Final = 10.0
 UNREACHABLE_SECONDS: Final = 3.0
-"""If there is no session for this time, since the start or the last response, ZooKeeper is reported as unreachable."""
+"""After this time without a certainly valid session, users are told that ZooKeeper does not answer."""
 
 
 def boot_time() -> float:
-    """Return the time (s) of a clock that also runs while the machine sleeps, because ZooKeeper counts that time
-    towards the session timeout. Linux's `time.monotonic` stops during sleep."""
+    """Return the time (s) of a clock that also runs while the machine sleeps, because the session timeout of ZooKeeper
+    goes on during a sleep. Linux's `time.monotonic` stops during a sleep."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
@@ -42,8 +42,8 @@ class GroupMembership:
     """One member of a group that ZooKeeper coordinates, with a session of its own.
 
     Methods may be called in any thread; only `close` blocks. `session_seconds`: the session timeout that is requested;
-    ZooKeeper may permit less. `on_change` is called in threads of this class when `assignment` has changed, and must
-    not block.
+    ZooKeeper may permit a shorter one. `on_change` is called in threads of this class when the result of `assignment`
+    has changed, and must not block.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class GroupMembership:
     # State of the membership, which the consumer reads
 
     def assignment(self) -> RangeAssignment:
-        """Return the member's assignment. Its times are those of the `clock` given to the constructor."""
+        """Return the member's assignment. The time `until` in it is one of the `clock` given to the constructor."""
         with self._session_thread.condition:
             return self._state_machine.assignment()
 
     def may_deliver(self) -> bool:
-        """Return whether the member certainly owns its partitions now. Consumers call this for each message."""
+        """Return whether the member certainly owns its partitions now. Consumers call this before each delivery."""
         return self._clock() < self.assignment().until
 
     @property
@@ -112,7 +112,7 @@ class GroupMembership:
 
     @property
     def idle_reason(self) -> str:
-        """Why the member lacks partitions that it should have, as a text for users; "" if it lacks none."""
+        """Why the member lacks partitions that it should have, as a text for users; "" if no partition is missing."""
         with self._session_thread.condition:
             coordinator = self._state_machine
             if self.failure is not None:
@@ -136,22 +136,22 @@ class GroupMembership:
 log = logging.getLogger("tfmq.consumer")
 
 DELIVERY_FRACTION: Final = 0.5
-"""Part of the session timeout for which the member delivers messages after the last write that ZooKeeper has answered.
+"""The member delivers messages for this part of the session timeout after the last write that ZooKeeper has answered.
 ZooKeeper ends a session after the whole timeout or later. The rest is a reserve for servers of the ensemble that lag.
 """
 WRITES_PER_TIMEOUT: Final = 6
-"""Writes per session timeout: enough that two lost ones do not stop the delivery."""
+"""Number of writes per session timeout that prove the session: if two of them are lost, delivery continues."""
 ROUND_SECONDS: Final = 5.0
-"""Interval at which a member checks whether partitions that it waits for are free. A watch may report it earlier."""
+"""Interval at which a member checks whether the partitions for which it waits are free. A watch may trigger it too."""
 ROUNDS_BEFORE_LOG: Final = 7
-"""Number of such checks after which the wait is logged. Waiting is normal: a handler may run arbitrarily long."""
+"""After this number of checks, a wait for partitions is logged. A short wait is normal, because handlers take time."""
 
 
 class RangeAssignment(NamedTuple):
     """The partitions of a member. Messages of the partitions `assigned` may be delivered until the time `until`.
 
-    `assigned`: the generation of each partition; if that has changed, the partition was lost and acquired again.
-    `revoked`: the member must finish the messages of these partitions, then release them.
+    `assigned`: the generation of each partition; if the generation has changed, the partition was lost and acquired
+    again. `revoked`: the member must finish the messages of these partitions, then release them.
     """
 
     assigned: Mapping[PartitionName, int]
@@ -163,14 +163,15 @@ class MembershipStateMachine(SessionStateMachine):
     """State machine of one member. It yields the requests to ZooKeeper, and has no I/O.
 
     There is no leader. Each member computes its range from the list of members, releases partitions outside of the
-    range, and acquires those inside. A partition is owned by whoever has created its owner node, which works only after
-    the previous owner's node is deleted: so there are never two owners. The owner node is ephemeral: it ends with the
-    session. The member stops delivering before its session can expire: when half of the session timeout has passed
-    since the last write that was answered, or when the connection is lost. The creation id of the owner node, which
-    only increases, is the generation; with it offset storages reject commits of former owners.
+    range, and acquires those inside. The owner of a partition is the member that has created the partition's owner
+    node. A node can be created only after that of the previous owner is deleted, so there are never two owners. The
+    owner node is ephemeral: it ends with the session. The member stops delivering before its session can expire: when
+    half of the session timeout has passed since the last write that was answered, or when the connection is lost. The
+    creation id of the owner node, which only increases, is the generation. With it offset storages reject commits of
+    former owners.
 
     `check_all` and `prove_session` are generators of requests. Their caller sends the responses into them, or throws
-    ConnectionLost. `changed` is set when `assignment` has changed; its reader resets it.
+    ConnectionLost. The state machine sets `changed` when `assignment` has changed; the caller resets `changed`.
     """
 
     def __init__(self, layout: NodePaths, group: str, member: str, session_seconds: float) -> None:
@@ -180,7 +181,7 @@ class MembershipStateMachine(SessionStateMachine):
         """Partitions that this member should own, each with its present owner."""
         self.members = 0  # in the group, as far as known
         self.is_idle = False
-        """True if there are more members than partitions, so that this member's range is empty."""
+        """Whether this member's range is empty, because the group has more members than partitions."""
         self._subscribed: dict[str, Sequence[int]] = {}
         self._registered = b""
         self._owned: dict[PartitionName, int] = {}
@@ -240,14 +241,14 @@ class MembershipStateMachine(SessionStateMachine):
         return self.prove_session() if self._registered and self._prove_at <= now else self.check_all(now)
 
     def prove_session(self) -> RequestSteps:
-        """Write the member's node; the answer proves that the session is valid."""
+        """Write the member's node; the answer proves that the session is valid. If there is no node, register again."""
         if not (yield SetNode(self._member_path(), self._topic_list())):
             self._registered = b""
             self.request_round()
 
     def check_all(self, now: float) -> RequestSteps:
-        """Register the member, delete the owner nodes of partitions that it has released, and acquire the partitions in
-        its range. Partitions that are not in its range any more become revoked."""
+        """Register the member, revoke its partitions outside of its range, delete the owner nodes of partitions that it
+        has released, and acquire the partitions in its range."""
         self._round_at = now + self.session_seconds
         if not (yield from self._register()):
             self._round_at = min(self._round_at, now + ROUND_SECONDS)
@@ -291,7 +292,7 @@ class MembershipStateMachine(SessionStateMachine):
         return members
 
     def _verify(self) -> RequestSteps:
-        """Drop partitions whose owner node was deleted or replaced, because another member may own them."""
+        """Stop owning partitions whose owner node was deleted or replaced, because another member may own them now."""
         names = sorted(self._owned)
         nodes = yield GetNodes([self._layout.owner(self.group, name) for name in names])
         for name, node in zip(names, nodes, strict=True):
@@ -311,10 +312,10 @@ class MembershipStateMachine(SessionStateMachine):
     def _delete_released(self, target: frozenset[PartitionName]) -> RequestSteps:
         """Delete the owner nodes of released partitions, so that other members can acquire them.
 
-        Also delete owner nodes outside of `target` if it is unknown whether this member has created them. A deletion
-        requires that the member's own node exists. This node ends with the session, and is created again only by
-        `check_all` in the next session. So a request that takes effect late cannot delete the owner node of another
-        member.
+        Also delete owner nodes outside of `target`, the member's range, if it is unknown whether this member created
+        them. A deletion requires that the member's own node exists. This node ends with the session, and is created
+        again only by `check_all` in the next session. So a request that takes effect late cannot delete the owner node
+        of another member.
         """
         for name in sorted(self._released | (self._uncertain - target - self._owned.keys())):
             path = self._layout.owner(self.group, name)
@@ -328,8 +329,8 @@ class MembershipStateMachine(SessionStateMachine):
             self._uncertain.discard(name)
 
     def _acquire(self, target: frozenset[PartitionName]) -> RequestSteps:
-        """Create the owner nodes of the partitions in `target`. List in `waits_for` the partitions that other members
-        still own."""
+        """Create the owner nodes of the partitions in `target`. Put the partitions that other members still own into
+        `waits_for`."""
         self.waits_for.clear()
         for name in sorted(target - self._owned.keys()):
             path = self._layout.owner(self.group, name)
@@ -373,7 +374,7 @@ def range_of(
     """Return the partitions of `member`. `members`: the topics of each member, including `member`.
 
     The sorted partitions of each topic are divided into contiguous ranges, one for each member that subscribes to the
-    topic; members are sorted too. If the numbers do not divide evenly, the first ranges have one partition more.
+    topic, in the order of the members' names. If that leaves a remainder, the first ranges have one partition more.
     """
     found: set[PartitionName] = set()
     for topic, numbers in partitions.items():

@@ -20,7 +20,7 @@ ATTEMPTS_MAX: Final = 10
 
 
 class NodeContents(NamedTuple):
-    """The decoded contents of a partition's two nodes, and the nodes' versions; None for a node that does not exist."""
+    """The decoded contents of the two nodes of a partition, and the version of each node (None: no such node)."""
 
     stored: StoredOffset | None
     offset_version: int | None
@@ -61,8 +61,8 @@ class ZooKeeperOffsets:
     def _update(
         self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
-        """Set the generations of the partitions, and the offsets that are in `new`; return the stored offsets. Raises
-        Fenced if partitions have a higher generation, but only after all other partitions are changed."""
+        """Set the generations of the partitions, and the offsets in `new`; return the stored offsets. If a partition
+        has a higher generation already, it is not changed; raise Fenced after all others are changed."""
         lost: dict[PartitionName, int] = {}
         kept: dict[PartitionName, StoredOffset] = {}
         left: Iterable[PartitionName] = generations
@@ -92,8 +92,8 @@ class ZooKeeperOffsets:
     def _read_nodes(
         self, client: KazooClient, group: str, names: Iterable[PartitionName]
     ) -> dict[PartitionName, NodeContents]:
-        # The offset node is read before and after its child node. If it has not changed meanwhile, the two contents
-        # belong together, because tfmq always writes both nodes in one transaction.
+        # The offset node is read before and after its child node. If the offset node has not changed meanwhile, the two
+        # contents belong together, because tfmq always writes both nodes in one transaction.
         found: dict[PartitionName, NodeContents] = {}
         left = list(names)
         synced = client.sync_async(self._layout.root or "/")
@@ -145,21 +145,21 @@ def _add_write(transaction: Any, path: str, data: bytes, version: int | None) ->
 
 
 def _change_id(response: Any) -> int | None:
-    """Return the id of the ZooKeeper transaction that last changed the node; None if it does not exist. Raises the
-    exception of a failed response."""
+    """Return the id of the ZooKeeper transaction that last changed the node; None if the node does not exist. If the
+    request failed otherwise, raise its exception."""
     node = result_or_none(response)
     return None if node is None else int(node[1].mzxid)
 
 
 def _decode_nodes(path: str, offset: Any, row: Any) -> NodeContents:
-    """Decode the responses for the offset node and its child node. Raises Damaged, or the exception of a response."""
+    """Decode the responses for the offset node and its child node. Raises Damaged, or the error of a failed request."""
     shown, kept = result_or_none(offset), result_or_none(row)
     stored = stored_offset(path, None if shown is None else shown[0], None if kept is None else kept[0])
     return NodeContents(stored, *(None if node is None else node[1].version for node in (shown, kept)))
 
 
 def _is_committed(response: Any) -> bool:
-    """Return False if another member had changed the nodes before the transaction. Raises any other failure."""
+    """Return False if the transaction failed because another member had changed the nodes. Raises other failures."""
     from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
     if isinstance(response, BaseException):
@@ -187,8 +187,8 @@ def row_data(stored: StoredOffset) -> bytes:
 
 
 def stored_offset(path: str, offset: bytes | None, row: bytes | None) -> StoredOffset | None:
-    """Decode the two nodes of a partition; None if the offset node does not exist. Raises Damaged, naming `path`. If
-    the offset node differs from its child, another tool has changed the offset node, and the offset in it counts."""
+    """Decode the two nodes of a partition; return None if the offset node does not exist. If their offsets differ,
+    another tool has changed the offset node, and the offset in this node counts. Raises Damaged, naming `path`."""
     if offset is None:
         return None
     kept = StoredOffset(NO_OFFSET) if row is None else _row(path, row)

@@ -10,7 +10,7 @@ from tfmq.offsets.storage import PartitionName, url_without_passwords
 
 SCHEME: Final = "zookeeper://"
 ROOT: Final = "/meta"
-"""The node above all others, if the address does not name one, as in MetaMorphosis (an older message broker)."""
+"""The node above all others, if the address names none. It is that of MetaMorphosis (an older message broker)."""
 PORT: Final = 2181
 BROKER_NUMBER: Final = 0  # in partition names, `BROKER-PARTITION`
 
@@ -29,7 +29,7 @@ class ZooKeeperAddress(NamedTuple):
 
 
 def zookeeper_address(text: str) -> ZooKeeperAddress:
-    """Parse an address, with or without `zookeeper://`. Raises BadRequest, whose text shows the format."""
+    """Parse an address, with or without `zookeeper://`. Raises BadRequest with a text that shows the format."""
     names, slash, path = text.removeprefix(SCHEME).partition("/")
     matches = (_HOST.fullmatch(name) for name in names.split(","))
     hosts = [found.groups() if found else ("", "") for found in matches]

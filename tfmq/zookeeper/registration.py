@@ -31,7 +31,7 @@ CLOSE_SECONDS: Final = 2.0
 
 
 class Registration:
-    """The registration of the broker at `broker_address`, with its own session. Only `close` waits for ZooKeeper."""
+    """The registration of the broker at `broker_address`, in a session of its own. Only `close` waits for ZooKeeper."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Registration:
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
         """Set the current topics with their numbers of partitions. The first call connects. If ZooKeeper has been
-        unreachable for UNREACHABLE_SECONDS, the next call logs that, once."""
+        unreachable for UNREACHABLE_SECONDS, the next call logs it, and later calls do not."""
         runner = self._session_thread
         with runner.condition:
             if runner.is_closed:
@@ -72,12 +72,12 @@ class Registration:
 
     @property
     def registered(self) -> bool:
-        """Whether the address and all topics are registered, as far as known."""
+        """Whether the address and all topics are registered, according to the last check."""
         with self._session_thread.condition:
             return self._state_machine.registered
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Remove the registration. Nodes that are not removed in time expire with the session."""
+        """Remove the registration. If that takes longer than `seconds`, the nodes remain until the session expires."""
         self._session_thread.close(seconds)
 
     def _changed(self) -> None:
@@ -88,15 +88,15 @@ class Registration:
 # The state machine, which yields requests to ZooKeeper and gets the responses
 
 RETRY_SECONDS: Final = 5.0
-"""Interval of checks while nodes cannot be registered: another broker, or an earlier process, uses their paths."""
+"""Interval of checks while nodes cannot be registered, because another broker or an earlier process has these nodes."""
 CHECK_SECONDS: Final = 60.0  # between checks whether the registered nodes still exist
 
 
 class RegistrationStateMachine(SessionStateMachine):
     """State machine for the nodes of one broker at `address`.
 
-    `registered`: whether all nodes exist, as far as known. The paths of the nodes contain a broker number; while
-    another broker uses that number, this broker registers nothing.
+    `registered`: whether all nodes exist, according to the last check. The paths of the nodes contain a broker number.
+    While another broker uses this number, the broker registers nothing.
     """
 
     def __init__(self, layout: NodePaths, address: str, session_seconds: float) -> None:
@@ -119,7 +119,7 @@ class RegistrationStateMachine(SessionStateMachine):
             self.request_round()
 
     def check_all(self, now: float) -> RequestSteps:
-        """Check and correct all nodes, first the address: it shows whether another broker uses the broker number."""
+        """Check and correct all nodes. The address comes first: it shows whether another broker uses the number."""
         self._round_at = now + CHECK_SECONDS
         owner = yield from self._claim_number()
         if owner is not None:
@@ -161,8 +161,8 @@ class RegistrationStateMachine(SessionStateMachine):
         return None if node.session == self.session else node.data
 
     def _verify(self) -> RequestSteps:
-        """Remove from `_registered_nodes` the nodes that others have deleted or changed, so that they are registered
-        again."""
+        """Remove from `_registered_nodes` the nodes that were deleted or changed in ZooKeeper, so that `check_all`
+        registers them again."""
         paths = sorted(self._registered_nodes)
         nodes = yield GetNodes(paths)
         for path, node in zip(paths, nodes, strict=True):
@@ -174,8 +174,8 @@ class RegistrationStateMachine(SessionStateMachine):
         if node is None:
             return
         if node.session != self.session:
-            # An earlier process of this broker made the node, in a session that has not expired yet. That process
-            # removed its address when it stopped: otherwise this process could not have registered its own address.
+            # An earlier process of this broker created the node, in a session that has not expired yet. That process
+            # has stopped: if its address were still registered, this process could not have registered its own.
             yield DeleteNode(path, node.version, self._layout.broker_address())
             self.request_round()
             return

@@ -1,4 +1,4 @@
-"""A ZooKeeper session in its own thread, the requests that run in it, and the base class of what it runs."""
+"""A thread with a ZooKeeper session, the requests that it sends, and the base class of the state machines it runs."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class SetNode(NamedTuple):
 
 
 class DeleteNode(NamedTuple):
-    """Delete the node at `path` if it has this `version`, and only while another node exists at `beside`. Result: True
-    if the node does not exist afterwards; False if it was not deleted."""
+    """Delete the node at `path` if it has this `version` and another node exists at `beside`. Result: True if the node
+    at `path` does not exist afterwards, else False."""
 
     path: str
     version: int
@@ -69,7 +69,7 @@ class DeleteNode(NamedTuple):
 
 Request = GetChildren | GetNode | GetNodes | CreateNode | SetNode | DeleteNode
 WRITES = (CreateNode, SetNode, DeleteNode)
-"""Requests that the leader of the ensemble answers. Only these prove that the session is valid."""
+"""Requests that the leader of the ensemble answers. Only such answers prove that the session is valid."""
 
 
 class ConnectionLost(Exception):
@@ -77,8 +77,8 @@ class ConnectionLost(Exception):
 
 
 def send_request(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
-    """Send a request with kazoo and return its result. Raises ConnectionLost, NotAllowed. `watch` is called once when a
-    node changes for which the request sets a watch."""
+    """Send a request with kazoo and return its result. If the request sets a watch, `watch` is called once when the
+    watched node changes. Raises ConnectionLost, NotAllowed."""
     from kazoo import exceptions
 
     try:
@@ -145,20 +145,20 @@ def _node(response: Any) -> Node | None:
 
 
 RETRY_SECONDS: Final = 0.2
-"""Pause before the state machine checks everything again, after an interruption."""
+"""Pause after requests were interrupted, before `check_all` runs again."""
 READ_TIMEOUT_SHARE: Final = 2 / 3
 """kazoo treats a connection as lost if it is silent for this part of the session timeout."""
 NEVER: Final = float("-inf")
 
 RequestSteps = Generator[Request, Any, None]
-"""A generator that yields requests and receives their responses. If its caller throws `ConnectionLost` into it, it must
-not catch that."""
+"""A generator that yields requests and receives their responses. It must not catch a `ConnectionLost` that its caller
+throws into it."""
 
 
 class SessionStateMachine(ABC):
-    """What a SessionThread runs: the state machine of a membership or of a registration.
+    """Base class of the state machines that a SessionThread runs: of a membership, and of a registration.
 
-    Only one thread at a time calls its methods, which must not block. `session_seconds`: the session timeout that
+    Only one thread at a time calls the methods, and they must not block. `session_seconds`: the session timeout that
     ZooKeeper permits. `changed`: the state machine sets this to have the SessionThread call `on_change`.
     """
 
@@ -188,7 +188,7 @@ class SessionStateMachine(ABC):
         self.session = 0
 
     def on_write_answered(self, asked_at: float) -> None:  # noqa: B027 - only a membership needs it
-        """Handle the response to a write that was sent at `asked_at`; it proves that the session is valid."""
+        """Handle the response to a write that was sent at `asked_at`. A response proves that the session is valid."""
 
     def request_round(self) -> None:
         """Make `check_all` due at once."""
@@ -205,7 +205,7 @@ class SessionStateMachine(ABC):
         return None if self.next_due() > now else self.check_all(now)
 
     def create_or_get(self, path: str, data: bytes) -> Generator[Request, Any, Node | None]:
-        """Create a node, and return the new or the existing one; None if the existing one was deleted meanwhile."""
+        """Create a node and return it. If it exists already, return the existing one; None if that was just deleted."""
         node: Node | None = yield CreateNode(path, data)
         if node is None:
             node = yield GetNode(path)
@@ -221,9 +221,9 @@ class SessionThread:
 
     The state machine returns generators of requests. The thread sends the requests one after the other, and only in the
     session for which they were computed. When the connection or session is lost, kazoo's thread reports that to the
-    state machine before anything else happens. Other users of the state machine hold `condition` and call `wake` when
-    there is something to do. `on_change` is called in threads of this class when the state machine has changed, and
-    must not block.
+    state machine before anything else happens. To change the state machine, other threads hold `condition`, and then
+    call `wake`. `on_change` is called in threads of this class when the state machine has set `changed`, and must not
+    block.
     """
 
     def __init__(
@@ -270,8 +270,8 @@ class SessionThread:
             self._thread.join(seconds)
 
     def _record_session_timeout(self, client: KazooClient) -> None:
-        """Record the session timeout that ZooKeeper permits, which may be less than requested. kazoo does not make this
-        value public. So its internal connect function is replaced by one that records the value."""
+        """Have the session timeout recorded that ZooKeeper permits; it may be less than requested. kazoo does not make
+        this value public. So its internal connect function is replaced by one that records the value."""
         handler = client._connection
         connect = getattr(handler, "_connect", None)
         if connect is None:
@@ -337,7 +337,7 @@ class SessionThread:
                     self._state_machine.request_round()
 
     def _run_steps(self, client: KazooClient, steps: RequestSteps, session: int) -> bool:
-        """Send the requests of `steps` one by one. Return False if they were interrupted by a lost connection."""
+        """Send the requests of `steps` one by one. Return False if a lost connection or `close` interrupts this."""
         response, request, asked_at = None, None, NEVER
         try:
             while True:
@@ -355,7 +355,7 @@ class SessionThread:
             return False
 
     def _send_step(self, client: KazooClient, steps: RequestSteps, request: Request) -> Any:
-        """Send a request and return its result. An error is thrown into `steps` and raised again."""
+        """Send a request and return its result. After an error, throw ConnectionLost into `steps` and raise it here."""
         try:
             return send_request(client, request, self._node_changed)
         except ConnectionLost as cut:

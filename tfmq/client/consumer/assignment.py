@@ -41,7 +41,7 @@ class Assignment:
     requested at each `refresh_interval` too: for a topic pattern, for topics that do not exist yet, and (unless the
     broker coordinates the group) while a topic has no fetch in flight.
 
-    `changed` is called after each check. `void` is called to cancel the fetch of a partition that is no longer read.
+    `changed` is called after each round of `run`. `void` is called to cancel the fetch of a partition no longer read.
     """
 
     def __init__(
@@ -110,7 +110,8 @@ class Assignment:
             yield Wait((self._wake_event,), max(0.0, wait))
 
     def partition_count_seen(self, topic: str, count: int) -> None:
-        """Process a topic's partition count from a fetch response. If it has changed, request the metadata."""
+        """Process a topic's partition count from a fetch response. If the metadata has another count, have `run`
+        request the metadata again; not in a group that the broker coordinates, because it reports the change itself."""
         if self._seen_counts.get(topic) == count:
             return
         self._seen_counts[topic] = count
@@ -139,7 +140,7 @@ class Assignment:
 
     def _is_notified_of_changes(self) -> bool:
         """Return whether the broker itself reports all changes of the subscribed topics: in the group's assignment, or
-        in the responses to fetches in flight."""
+        in the responses to fetches in flight. Return False if the metadata is older than NOTIFIED_REFRESH_SECONDS."""
         old = self._link.now() >= self._refreshed_at + NOTIFIED_REFRESH_SECONDS
         if self._missing or self._options.subscription.pattern is not None or old:
             return False
@@ -153,7 +154,7 @@ class Assignment:
         return any(self.wanted.get(name) != each.incarnation for name, each in share.items())
 
     def _apply_assignment(self) -> Operation[bool]:
-        """Start reading newly assigned partitions. Return True if one could not be started and must be tried again."""
+        """Start reading newly assigned partitions. Return whether one could not be started: `run` then tries again."""
         yield from self._starts.resolve_latest()
         mine = self._partitions_to_read()
         fresh = {name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.partitions}
@@ -227,7 +228,7 @@ class Assignment:
 
     def _drop_recreated(self) -> None:
         """Remove partitions whose topic was deleted and created again, so that the partitions of the new topic are
-        read. They are removed only after the user got the error about the deletion."""
+        read. A partition is removed only after the user got the error about the deletion."""
         for name, feed in list(self._fetcher.partitions.items()):
             if (
                 feed.failure_raised

@@ -25,14 +25,14 @@ DEFAULT_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
 
 
 def column_decoder_factory(columns: Iterable[str] | None) -> Callable[[PartitionName, int], ColumnDecoder]:
-    """Return a function that creates a partition's decoder. `columns`: what to decode; None: DEFAULT_COLUMNS. Raises:
-    BadRequest for an unknown column."""
+    """Return a function that creates the decoder of a partition. `columns`: the columns to decode; None means
+    DEFAULT_COLUMNS. Raises: BadRequest for an unknown column."""
     names = (columns,) if isinstance(columns, str) else columns
     return partial(ColumnDecoder, arrow.project(DEFAULT_COLUMNS if names is None else names))
 
 
 class ColumnDecoder:
-    """Decodes the fetch responses of one partition, each to one record batch. Replaces `decoder.Decoder`.
+    """Decodes the fetch responses of one partition, each to one record batch. Used in place of `decoder.Decoder`.
 
     A record batch is delivered as the payload of one message, which has the offsets of the batch. So positions, acks
     and commits work as for messages.
@@ -47,12 +47,14 @@ class ColumnDecoder:
     def decode(
         self, body: bytes, start: int, skip_to: int, next_offset: int, *, gaps: bool = False
     ) -> Iterator[DecodedBlock]:
-        """Decode `body`. Parameters and errors are those of `decoder.Decoder.decode`. `gaps` is never true, because a
-        consumer with a tag filter refuses to deliver columns."""
+        """Decode the blocks of `body` to one record batch, or, if a block is bad, to one for each block before it.
+
+        Parameters and errors are those of `decoder.Decoder.decode`. `gaps` is never true, because a consumer with a tag
+        filter refuses to deliver columns."""
         try:
             decoded = self._decode(body, start, skip_to) if body else None
         except (Damaged, DecodeFailed):
-            # Everything before the bad block is delivered first.
+            # The blocks before the bad block are delivered before the error is raised.
             yield from self._decode_until_error(body, start, skip_to)
             raise
         if decoded is not None:

@@ -32,8 +32,8 @@ from tfmq.protocol.commands import BY_LATEST, BY_OFFSET, Locate
 log = logging.getLogger("tfmq.consumer")
 
 POLL_CHECKS_MAX: Final = 3
-"""How often a `poll` checks for messages after its timeout has passed. It stops earlier if a check finds that neither
-data nor an assignment has arrived since the check before."""
+"""Maximum number of checks for messages in a `poll` whose timeout has passed. The `poll` ends earlier if neither data
+nor an assignment has arrived between two checks."""
 HEARTBEAT_CHECK_SECONDS: Final = 0.1
 """While the last heartbeat is too old, nothing is delivered. Waiting callers check the heartbeat at this interval."""
 
@@ -63,7 +63,7 @@ class ConsumerCore:
         self.message_count = 0
         self.stop_requested = Event()
         self.suspended: set[PartitionName] = set()
-        """Partitions of which nothing is delivered for now: handlers have enough messages, or a rewind is pending."""
+        """Partitions not delivered for now: handlers have UNACKED_BYTES_MAX unacked bytes, or a rewind is pending."""
         self.tasks = BackgroundTasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
         self.fetcher = Fetcher(options)
@@ -99,7 +99,7 @@ class ConsumerCore:
     # Delivery
 
     def next_batch(self) -> Operation[list[ReceivedMessage] | None]:
-        """Return the next messages for a loop; None after `stop`. The loop must set `positions.current` to each one."""
+        """Wait for messages and return them; None after `stop`. A loop must set `positions.current` to each of them."""
         self._ack_delivered()
         while (yield from self._wait_for_batch(NEVER)):
             if self.options.commits != "before":
@@ -128,8 +128,8 @@ class ConsumerCore:
         return []
 
     def start_columns(self, columns: Iterable[str] | None) -> None:
-        """Deliver Arrow record batches from now on, until `end_columns`. Raises: BadRequest if an option of the
-        consumer makes that impossible, ImportError without pyarrow."""
+        """Deliver Arrow record batches from now on, until `end_columns`. Raises: BadRequest if the consumer has an
+        option that does not permit this, ImportError without pyarrow."""
         from tfmq.client.consumer.columns import column_decoder_factory  # pyarrow is an optional dependency
 
         options = self.options
@@ -161,15 +161,15 @@ class ConsumerCore:
         return rows
 
     def _ack_delivered(self) -> None:
-        """Ack the delivered messages, because the caller asks for more, and wake a rebalance that waits for this."""
+        """Ack the delivered messages, because the caller requests more, and wake the release of revoked partitions."""
         self.positions.ack_trackers.raise_if_run_active()
         self.positions.ack_delivered()
         if self.membership is not None:
             self.rebalance.poll_called()
 
     def _wait_for_batch(self, until: float) -> Operation[bool]:
-        """Wait for a batch until `stop` or the time `until`. Return whether there is one. If no batch is ready, the
-        driver reads from the connection at least once, even if `until` has passed."""
+        """Wait for a batch until `stop` or the time `until`. Return whether a batch is ready. Even if `until` is
+        reached already, the driver reads from the connection at least once before the result is False."""
         looks = 0
         while True:
             came = self._change_event.done
@@ -186,7 +186,8 @@ class ConsumerCore:
             yield self.wait_for_change(max(0.0, remaining))
 
     def prepare_batch(self) -> bool:
-        """Return whether a batch is ready for delivery; if none is, try to decode one. Raises a partition's failure."""
+        """If no batch is ready for delivery, decode the next one, or else raise the failure of a stopped partition.
+        Return whether a batch is ready. While the last heartbeat is too old, do nothing but return False."""
         self._change_event = Event() if self._change_event.done else self._change_event
         if self.heartbeat_overdue:
             return False
@@ -212,8 +213,8 @@ class ConsumerCore:
         return Wait((self._change_event, self.stop_requested, *flags), None if seconds == NEVER else seconds)
 
     def _decode_next_batch(self) -> bool:
-        """Decode fetch responses until one has messages, and make these ready to deliver. Return False if there are
-        none."""
+        """Decode fetch responses until one has messages, and make these ready to deliver. Return False if no buffered
+        response has messages."""
         if self.fetcher.fetchable:
             self.fetch_session.send_fetches()  # So the broker prepares the next response while this one is decoded.
         held = self.suspended if self.membership is None else self.suspended | self.rebalance.unannounced
@@ -261,8 +262,8 @@ class ConsumerCore:
         self.fetcher.seek(name, position)
 
     def redeliver_from(self, message: ReceivedMessage) -> None:
-        """Redeliver `message` and all later messages of its partition. Does nothing if the read position is at
-        `message` or before it, because they are delivered then anyway."""
+        """Redeliver `message` and all later messages of its partition. If the read position is at `message` or before
+        it, do nothing, because these messages will be delivered anyway."""
         name = partition_of(message)
         if name in self.fetcher.partitions and not self.will_redeliver(message):
             self.set_position(name, ReadPosition(message.offset, message.ordinal, message.origin.epoch))
@@ -299,8 +300,7 @@ class ConsumerCore:
         feed = yield from self._require_partition(topic, partition)
         name = feed.name
         place = yield from self.assignment.locate(name, feed.incarnation, start)
-        # A partition that was revoked and assigned again has another `feed`, and its position has changed: refuse it
-        # too.
+        # If the partition was revoked and assigned again meanwhile, it has another `feed` and a new position.
         if self.fetcher.partitions.get(name) is not feed:
             raise UnknownPartition(f"{name} was assigned to another member of the group meanwhile.")
         self.set_position(name, place)
@@ -446,7 +446,7 @@ class ConsumerCore:
         self._change_event.complete()
 
     def check_tasks(self) -> None:
-        """Raise the failure of a background task, or start the tasks that do not run. Raises Closed after `close`."""
+        """Raise the failure of a background task. If none failed, start those not running. Raises Closed if closed."""
         if self.closed or self.link.state == ConnectionState.CLOSED:
             raise Closed("The consumer is closed; make a new one.")
         if not self._task_failures:
@@ -543,8 +543,8 @@ def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) ->
 
 
 def _rewind_when_read(core: ConsumerCore, names: Collection[PartitionName]) -> Operation[None]:
-    """Read the committed offsets of the partitions `names` from the group. Move each partition whose offset differs
-    from the one that this consumer knew, then let all of them deliver."""
+    """Read the committed offsets of the partitions `names` from the group. If an offset differs from the one that this
+    consumer knew, move the partition's read position to it. Then deliver messages of all these partitions again."""
     positions = core.positions
     try:
         while True:
@@ -577,8 +577,8 @@ def _wake_waiters(core: ConsumerCore) -> None:
 class Lag(int):
     """Number of messages not delivered yet: the value is the total, `partitions` has the number of each partition.
 
-    The number of a partition is -1 if its lag is unknown: the position is in a damaged range, or the log is not open.
-    The total counts this partition as 0.
+    If the lag of a partition is unknown, its number is -1, and the total counts it as 0. The lag is unknown if the
+    position is in a damaged range, or if the log is not open.
     """
 
     partitions: dict[PartitionName, int]

@@ -63,8 +63,8 @@ _new = tuple.__new__
 class DecodedBlock(NamedTuple):
     """One decoded block, or several consecutive blocks of one record each.
 
-    `messages` is in order. The block has offsets `offset` to `next_offset`, and its ordinals end before `next_ordinal`;
-    `epoch` is the log's epoch when the block was written.
+    The block has the offsets from `offset` to `next_offset`, and its ordinals end before `next_ordinal`. `messages`: in
+    the order of their offsets. `epoch`: the log's epoch when the block was written.
     """
 
     messages: list[ReceivedMessage]
@@ -77,8 +77,8 @@ class DecodedBlock(NamedTuple):
 class _Columns(NamedTuple):
     """The messages of a block as columns. `positions`: where each record begins in the body.
 
-    `ordinals`: the ordinal of each record, counted from the block's first ordinal, and after these values the number of
-    ordinals in the block. None: the ordinals are 0, 1, 2 …
+    `ordinals`: for each message, its ordinal minus the block's first ordinal; and one more value at the end, the number
+    of ordinals in the block. None: the values are 0, 1, 2 …
     """
 
     positions: Sequence[int]
@@ -105,7 +105,7 @@ class BlockDecoder(Protocol):
 
 
 class Decoder:
-    """Decodes the fetch responses of one partition. Between calls a decoder keeps nothing but caches."""
+    """Decodes the fetch responses of one partition to messages. Calls of `decode` are independent of each other."""
 
     def __init__(self, topic: str, partition: int, incarnation: int, codec: Codec | None = None) -> None:
         self.topic = topic
@@ -122,9 +122,9 @@ class Decoder:
     ) -> Iterator[DecodedBlock]:
         """Decode the blocks of `body`, which has offsets `start` to `next_offset`.
 
-        Records before `skip_to` are left out. `gaps`: whether a tag filter was requested, so that blocks may be
-        missing. Raises Damaged(first, next) for wrong bytes, and DecodeFailed for valid bytes that this release cannot
-        read, in both cases after all blocks before these bytes have been returned.
+        Records before the offset `skip_to` are left out. `gaps`: whether a tag filter was requested, so that blocks may
+        be missing. After the last good block, raises Damaged (with the range `first` to `next`) if wrong bytes follow,
+        or DecodeFailed if valid bytes follow that this release cannot read.
         """
         place, position, end = start, 0, len(body)
         while position < end:
@@ -145,15 +145,15 @@ class Decoder:
             raise self._damaged(body, end, place, next_offset, gaps, reason)
 
     def _decode_single_blocks(self, body: bytes, position: int, place: int, limit: int) -> tuple[DecodedBlock, int]:
-        """Decode consecutive blocks of one plain record each, which arise when messages are sent one by one.
+        """Decode consecutive blocks of one record each, which arise when messages are sent one by one.
 
         `_verify_block` and `_create_messages` take about 9 us per block, which is much for a single record. Here one
         loop decodes such blocks with the same verification: the trailer by its checksum, log id and offset, the record
-        by the CRC of the block. The loop ends at any other block and at any error; the caller then continues with those
-        methods, which report the error.
+        by the CRC of the block. The loop ends at any other block and at any error; the caller then continues with these
+        two methods, which report the error.
 
-        `body` is decoded from `position`, which is offset `place`, up to offset `limit`. Return the messages, perhaps
-        none, and the position in the body after them.
+        Decoding starts at `position` in the body, which has the offset `place`, and ends at the offset `limit` at the
+        latest. Return the messages (perhaps none), and the position in the body after them.
         """
         messages: list[ReceivedMessage] = []
         view, mark, start = memoryview(body), self._mark, place
@@ -338,8 +338,8 @@ def _split_plain(body: bytes, start: int, end: int) -> _Columns:
 
 
 def _split_any(body: bytes, start: int, end: int) -> _Columns:
-    """Split records of any kind, more slowly. A filler adds no row, but the ordinals of the records
-    that it replaces."""
+    """Split records of any kind, more slowly. A filler adds no message, but the following ordinals grow by the number
+    of records that it replaces."""
     columns = _Columns([], [], [], [], ordinals := [0])
     rows: list[tuple[int, int, bytes | None, bytes | None]] = []
     for record in records_of(memoryview(body)[start:end]):
@@ -388,8 +388,8 @@ def _unreadable_reason(kind: int) -> str:
 
 
 def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iterable[int], Iterable[int]]:
-    """Return the offset of each record, and the offset after each record, which is `following` for the last one.
-    `shift`: what to add to a position in the body to get the offset."""
+    """Return the offset of each record, and the offset after each record: that of the next record, or `following`.
+    `positions`: those of the records in the body. A record's offset is its position plus `shift`."""
     if isinstance(positions, range):
         begin, end, size = positions.start + shift, positions.stop + shift, positions.step
         return range(begin, end, size), chain(range(begin + size, end, size), (following,))
@@ -398,7 +398,7 @@ def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iter
 
 
 def _describe_bad_records(records: bytes, offset: int) -> str:
-    """Return the end of an error text, which names the records in a bad block whose own checksums are wrong."""
+    """Return the end of an error text for a bad block. It names the records that fail their own checksums."""
     bad: list[int] = []
     try:
         for record in records_of(records):

@@ -41,13 +41,14 @@ class ExternalOffsets(NamedTuple):
             self.core.positions.mark_committed_by_transaction(self.positions)
 
     def mark_delegated(self) -> None:
-        """Record that a transaction will commit the offsets, so that the release of a partition does not wait for that.
-        Called instead of `mark_committed` if nothing reports to the consumer how the transaction ends."""
+        """Record that a transaction will commit the offsets, so that partitions are released without waiting for it.
+        Called instead of `mark_committed` if the consumer will not learn how the transaction ends."""
         with self.lock:
             self.core.positions.delegate_to_transaction(self.positions)
 
     def mark_fenced(self, lost: Collection[PartitionName], kept: Mapping[PartitionName, StoredOffset]) -> None:
-        """Stop reading the partitions `lost`. Deliver the other ones again from their committed offsets in `kept`."""
+        """Stop reading the partitions `lost`, and read the others again from their committed offsets, which are in
+        `kept`. Called if the commit was refused because other members own the partitions `lost`."""
         consuming, positions = self.core, self.core.positions
         with self.lock:
             for name in self.positions.keys() - set(lost):
@@ -66,8 +67,8 @@ class ExternalOffsets(NamedTuple):
 
 
 def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> ExternalOffsets:
-    """Return a snapshot of `consumer`, with the position after `message`, or without it those after all delivered
-    messages.
+    """Return a snapshot of `consumer`, with the position after `message`. If `message` is None, the snapshot has the
+    positions after all delivered messages.
 
     Raises TypeError if `consumer` is no consumer; BadRequest if it is not in manual mode or has not delivered
     `message`; Closed; Fenced if another member owns the partition of `message`. Also raises NotAllowed in a handler if
@@ -124,9 +125,9 @@ def _check_consumer(consuming: ConsumerCore, in_broker: bool = False) -> Members
 class TransactionPositions(NamedTuple):
     """Snapshot of a consumer for a broker transaction.
 
-    `row`: the offsets to send to the broker. `positions`: the consumer's committed positions after the commit.
-    `generations`: the generation of each partition's assignment. `lock`: the consumer's lock, which the methods
-    acquire. To avoid a deadlock, call the methods only while no other consumer's lock is held.
+    `row`: the offsets to send to the broker. `positions`: the same as read positions. `generations`: the generation of
+    each partition's assignment. `lock`: the consumer's lock, which the methods acquire. To avoid a deadlock, call the
+    methods only while no other consumer's lock is held.
     """
 
     core: ConsumerCore

@@ -43,23 +43,24 @@ FETCH_BYTES_LARGE: Final = MIB
 """Fetch size for messages above `LARGE_MESSAGE_BYTES`, unless the user chose a size. With the default size too few
 large messages would share the cost of a fetch."""
 FETCH_BYTES_MIN: Final = 16 * KIB
-"""Smallest fetch size. With very many partitions the buffered responses may therefore exceed `prefetch_bytes`."""
+"""A fetch size is reduced to half of a partition's share of `prefetch_bytes`, but not below this size. So if a share is
+smaller than this, the buffered responses together may exceed `prefetch_bytes`."""
 WAIT_MS: Final = 50_000
 """How long the broker waits for data before it answers a fetch: long, so that idle consumers are cheap."""
 FETCHES_MAX: Final = 1024
-"""Maximum number of fetches in flight, well below the broker's limit per connection. More partitions take turns."""
+"""Maximum of fetches in flight, below the broker's limit per connection. If more partitions exist, they take turns."""
 TURN_WAIT_MS: Final = 250
-"""How long the broker waits for data before it answers a fetch, if the partitions are so many that they take turns."""
+"""How long the broker waits for data before it answers a fetch, if more than FETCHES_MAX partitions take turns."""
 RETRY_SECONDS: Final = 0.01
 RETRY_SECONDS_MAX: Final = 2.0
-"""Maximum delay before the next fetch of a partition after retriable errors such as Busy. Each error doubles it."""
+"""Maximum delay before a failed fetch is repeated. The delay begins at RETRY_SECONDS and doubles with each error."""
 SKIPPED_MAX: Final = 100
 """How many of the latest skipped ranges are kept for the user; older ranges are only counted."""
 
 
 class FetchPlan(NamedTuple):
-    """A FETCH request to send. `filtered`: whether the broker selects messages by the consumer's tags. The response is
-    ignored if the partition's `fetch_version` is another one when it arrives, for example after a seek."""
+    """A FETCH request to send. `filtered`: whether the broker selects messages by the consumer's tags. If the partition
+    has another `fetch_version` when the response arrives, for example after a seek, the response is ignored."""
 
     name: PartitionName
     incarnation: int
@@ -72,8 +73,8 @@ class FetchPlan(NamedTuple):
 
 
 class FetchResponse(NamedTuple):
-    """An undecoded response. `body` has whole blocks from offset `start` to `next_offset`, perhaps without some
-    blocks if `filtered`. Messages before `skip_to` were not requested and are not delivered.
+    """An undecoded fetch response. `body` has all blocks from offset `start` to `next_offset`, or if `filtered`, only
+    those that may have a requested tag. Messages before `skip_to` were not requested and are not delivered.
     """
 
     body: bytes
@@ -179,7 +180,7 @@ class Fetcher:
             self.fetchable[feed] = None
 
     def set_column_decoders(self, create: Callable[[PartitionName, int], BlockDecoder] | None) -> None:
-        """From now on decode all responses to record batches, by decoders that `create` returns; None: to messages."""
+        """From now on decode responses with decoders that `create` returns, to record batches; None: to messages."""
         self._create_column_decoder = create
         for feed in self.partitions.values():
             self._set_decoder(feed)
@@ -264,8 +265,8 @@ class Fetcher:
         self._continue_at(feed, place, UNKNOWN)
 
     def _continue_at(self, feed: PartitionFetchState, offset: int, epoch: int) -> None:
-        # The empty response moves the read position to `offset` too, once all responses before it are delivered.
-        # Otherwise, if no message ever followed, a reader that waits for the current end would never return.
+        # The empty response moves the read position to `offset`, after all responses before it are delivered. Without
+        # it, a reader that waits for the current end would never return if no message followed.
         feed.fetch_offset, feed.fetch_epoch = offset, epoch
         feed.responses.append(FetchResponse(b"", offset, offset, offset, epoch, filtered=False))
         self._enqueue_ready(feed)
@@ -283,8 +284,8 @@ class Fetcher:
     # Delivery
 
     def next_batch(self, held: Collection[PartitionName] = ()) -> Batch | None:
-        """Decode the next response and return its messages; None if there is none. The partitions take turns. The
-        partitions in `held` are skipped."""
+        """Decode buffered responses until one yields a batch, and return the batch; None if no response is left. The
+        partitions take turns. The partitions in `held` are skipped."""
         passed = 0
         while passed < len(self._ready):
             feed = self._ready.popleft()
@@ -305,7 +306,7 @@ class Fetcher:
 
     def next_failure(self) -> TfmqError | None:
         """Return the failure of a stopped partition once, after the messages fetched before the failure are delivered.
-        If all partitions are stopped, return a failure at every call, because the reader would wait for nothing."""
+        If all partitions are stopped, return a failure at every call instead, because waiting would be in vain."""
         failure = None
         all_stopped = True
         for feed in self.partitions.values():
@@ -347,8 +348,7 @@ class Fetcher:
     def _handle_damage(self, feed: PartitionFetchState, chunk: FetchResponse, damaged: Damaged) -> None:
         """If the response is filtered, fetch the damaged range again without a filter. Otherwise skip the range if the
         option `skip_damage` is set, or stop the partition."""
-        # In a filtered response the end of the damage is unknown, because the broker may have left out blocks after
-        # it.
+        # In a filtered response the end of the damage is unknown: the broker may have left out the blocks that follow.
         if chunk.filtered:
             feed.restart_at(ReadPosition(damaged.first, UNKNOWN, chunk.epoch))
             feed.unfiltered_until = chunk.next_offset
@@ -375,7 +375,7 @@ class Fetcher:
 
 
 def add_partition_to_error(error: TfmqError, name: PartitionName, offset: int) -> TfmqError:
-    """Return `error` with the partition and, if offsets are lost, the lost range added to the error's text."""
+    """Add the partition to the text of `error`, and if offsets are lost, their range. Return `error`."""
     if isinstance(error, OffsetOutOfRange):
         if offset < error.first:
             lost = f"offsets {offset} to {error.first} were removed and are lost to this reader"

@@ -38,7 +38,7 @@ number."""
 
 
 class Membership:
-    """Membership of one consumer in a group. `changed` is called under the driver's lock when assignments change."""
+    """Membership of one consumer in a group. `changed` is called under the driver's lock when `assigned` changes."""
 
     def __init__(
         self, options: ConsumerOptions, link: ClientConnection, changed: Callable[[], None] = lambda: None
@@ -82,8 +82,8 @@ class Membership:
     ) -> None:
         """Set the topics and partitions that this member wants. The first call makes the member join.
 
-        `only`: the only partitions wanted; None: all partitions of the topics. `wanted`: the wanted partitions that
-        exist, with the incarnations of their topics.
+        `only`: the wanted partitions; None: all partitions of the topics. `wanted`: the wanted partitions that exist,
+        with the incarnations of their topics; only `ZooKeeperMembership` uses it.
         """
         rows = None if only is None else [PartitionRow(*name) for name in only]
         subscription = SubscriptionRow(list(topics), self._session_ms, self._strategy, rows)
@@ -124,7 +124,7 @@ class Membership:
     # Protocol
 
     def run(self) -> Operation[None]:
-        """Join, send heartbeats, and join again if expired, until `leave`. Raises errors that are not retriable."""
+        """Join, send heartbeats, and rejoin after an expiry, until `leave`. Raises errors that are not retriable."""
         while not self._left:
             if self._subscription is None:
                 yield Wait((self._fresh_wake_event(),))
@@ -155,7 +155,7 @@ class Membership:
             while not call.done and not news.done:
                 yield Wait((call, news))
         finally:
-            self._link.abandon(call)  # The broker ends a heartbeat too when it receives a newer one.
+            self._link.abandon(call)  # When the broker receives a newer heartbeat, it also ends this one.
             self._subscription_unsent = self._subscription_unsent or (telling and call.error is not None)
         if self._left:
             return
@@ -210,8 +210,8 @@ class Membership:
         self._changed()
 
     def _log_note(self, note: str) -> None:
-        """Log why fewer partitions are assigned than requested, if this lasts half a heartbeat interval. Each reason is
-        logged once. A shorter lack is normal: partitions change owners whenever a member starts."""
+        """Log the broker's note why fewer partitions are assigned than requested: each reason once, and only if it
+        lasts half a heartbeat interval. A shorter lack is normal: partitions change owners when a member starts."""
         self.note = note
         reason, now = NOTE_VARIABLE_PARTS.sub("", note), self._link.now()
         if reason != self._note_reason:
@@ -224,8 +224,8 @@ class Membership:
                 log.warning("This member of group %s reads nothing: %s", self.group, note)
 
     def _on_connected(self, _: object) -> None:
-        """Send a heartbeat as soon as there is a new connection, and request an immediate reply, so that member and
-        broker exchange their states."""
+        """Send a heartbeat on a new connection at once, and request an immediate reply, so that member and broker
+        exchange their states."""
         self._respond_immediately = True
         self._wake_event.complete()
 
@@ -267,7 +267,7 @@ class Membership:
 
 
 ZOOKEEPER_CHECK_SECONDS: Final = 0.5
-"""Interval at which `run` checks for changes, because a notification of ZooKeeper may have come while it was busy."""
+"""Interval at which `run` checks for changes: it may miss a notification of ZooKeeper that comes while it is busy."""
 CLOSE_SECONDS: Final = 10.0
 
 

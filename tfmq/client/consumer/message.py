@@ -17,7 +17,7 @@ from tfmq.errors import DecodeFailed, NotAllowed
 from tfmq.message import Attribute, decode_attribute
 
 DECODED_MAX: Final = 64
-"""Size of the cache of decoded attributes, which helps if several fields of one message are read in succession."""
+"""Size of the cache of decoded attributes, so that reading several fields of a message decodes its attribute once."""
 NO_ATTRIBUTE: Final = Attribute()
 REPR_CHARACTERS: Final = 40
 """Maximum length of a key or a tag in a `repr`."""
@@ -68,8 +68,8 @@ class FailureHandler(Protocol):
 class Origin:
     """Values that the messages of one block share.
 
-    `incarnation`: the topic's · `append_ms`: when the broker appended the block, in ms since 1970 · `epoch`: the log's
-    epoch at that time · `codec`: the consumer's · `handler`: creates the contexts of `handling()`.
+    `incarnation`: that of the topic · `append_ms`: when the broker appended the block, in ms since 1970 · `epoch`: the
+    log's epoch at that time · `codec`: that of the consumer · `handler`: creates the contexts of `handling()`.
     """
 
     incarnation: int
@@ -191,7 +191,7 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
 
     @property
     def redrives(self) -> int:
-        """How often the message was a dead letter that `tfmq dlq redrive` sent again."""
+        """How many times `tfmq dlq redrive` has sent this message again after it had become a dead letter."""
         attribute = self.attribute
         found = attribute if attribute.__class__ is LazyAttribute else _cached_attribute(attribute)
         return found.redrives
@@ -222,8 +222,9 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
     def handling(self, *, tracebacks: bool = True) -> "MessageContext":
         """Return a context for a loop's body: `with message.handling():` (asyncio: `async with`).
 
-        If the body raises, the message is delivered again, and finally becomes a dead letter, as in `run`. `tracebacks`
-        False logs only the class of the exception. Raises NotAllowed for a message that no consumer delivered.
+        If the body raises, the message is delivered again, and finally becomes a dead letter, as in `run`. If
+        `tracebacks` is False, only the class of the exception is logged. Raises NotAllowed for a message that no
+        consumer delivered.
         """
         if self.origin.handler is None:
             raise NotAllowed("handling() is for a message that a consumer gave to a loop.")

@@ -58,10 +58,10 @@ class GroupOffsets:
     def read(
         self, names: Iterable[PartitionName], while_busy: bool = True, *, others: bool = False
     ) -> Operation[dict[PartitionName, StoredOffset]]:
-        """Return the stored offsets of `names`; with `others`, the broker returns those of all partitions of the group.
+        """Return the stored offsets of `names`. With `others`, if the broker stores them, return all of the group.
 
-        Raises Busy if a prepared transaction that commits some of these offsets has not ended: at once, or with
-        `while_busy` after `READ_SECONDS`. Errors of a storage are raised unchanged.
+        If a prepared transaction that commits one of these offsets has not ended, raises Busy: at once, or with
+        `while_busy` if it does not end within `READ_SECONDS`. Errors of a storage are raised unchanged.
         """
         wanted, group = list(names), self._owner.group
         if self._storage is not None:
@@ -150,10 +150,10 @@ class GroupOffsets:
         return Wait((ended,), until - self._link.now())
 
     def commit(self, message: ReceivedMessage | None, until: float) -> Operation[None]:
-        """Commit all delivered messages, or one partition up to and including `message`.
+        """Commit all delivered messages; with `message`, only those of its partition up to and including `message`.
 
-        Raises Fenced if another member owns some of the partitions by now; the other partitions are committed. Also
-        raises TimedOut at the time `until`, and errors of the storage.
+        If another member owns some of the partitions by now, commits the other partitions and raises Fenced. Raises
+        TimedOut if the time `until` is reached, and errors of the storage.
         """
         positions = self._positions
         if message is None:
@@ -168,7 +168,7 @@ class GroupOffsets:
         self, choose: Callable[[], Mapping[PartitionName, ReadPosition]], until: float
     ) -> Operation[Collection[PartitionName]]:
         """Wait for the end of a commit in progress, then call `choose` and commit the positions that it returns. Return
-        the partitions whose commit was fenced. Raises TimedOut at the time `until`."""
+        the partitions whose commit was fenced. Raises TimedOut if the time `until` is reached."""
         while self._commit_ended is not None:
             yield self._wait_for_former(self._commit_ended, until)
         places = choose()

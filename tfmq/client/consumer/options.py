@@ -37,9 +37,9 @@ PartitionCallback = Callable[[list[PartitionName]], Any] | None
 FETCH_BYTES: Final = 256 * KIB
 """Default fetch size. Measured: smaller fetches cost more round trips, larger ones exceed the processor's caches."""
 PREFETCH_BYTES: Final = 8 * MIB
-"""Default limit of buffered responses: enough to have the next one ready. A larger buffer makes seeks expensive."""
+"""Default limit of buffered responses: enough to have the next one ready. A seek wastes what is buffered."""
 SESSION_SECONDS: Final = 30.0
-"""Default session timeout: longer than a busy process pauses, and not too long to wait for if a member has died."""
+"""Default session timeout: longer than a busy process pauses, and short enough to wait for if a member has died."""
 SAVE_SECONDS: Final = 5.0
 REFRESH_SECONDS: Final = 5.0
 """Default interval of checks for new partitions, and for new topics that match a pattern."""
@@ -187,7 +187,7 @@ def _check_functions(given: SimpleNamespace, awaits: bool) -> None:
 
 
 def _matches(function: Any, kind: Callable[[Any], bool]) -> bool:
-    """Apply an `inspect` predicate to a function, or to the `__call__` of a callable object."""
+    """Return whether the `inspect` predicate `kind` is true for `function` or, if it is an object, its `__call__`."""
     return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
 
 
@@ -208,7 +208,7 @@ def _check_dead_letters(where: Any, subscription: Subscription, group: str | Non
 
 
 def _group_name(group: str | None, broadcast: bool | str) -> str | None:
-    """Return the name of the group; for a broadcast, with the name of this machine appended. Raises BadRequest."""
+    """Return the name of the group. For a broadcast, append the name of this machine. Raises BadRequest."""
     if group is None:
         return None
     name = group
@@ -226,8 +226,8 @@ def _group_name(group: str | None, broadcast: bool | str) -> str | None:
 
 
 def _parse_tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
-    """Return the wanted tags: two for "a || b", of which a message must have one. Return None for None and "*", which
-    stand for no filter. Raises BadRequest."""
+    """Return the tags of which a message must have one: for "a || b", the tags a and b. None and "*" mean no filter;
+    for these, return None. Raises BadRequest."""
     if tags is None:
         return None
     if not isinstance(tags, Iterable) or isinstance(tags, bytes):
@@ -259,8 +259,8 @@ STORAGE_FORMS: Final = '"broker", "file:PATH", "sql:URL" or "zookeeper://HOST:PO
 
 
 def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> OffsetStorage | None:
-    """Return the offset storage that `offsets` names, or None if it names the broker. The storage opens no connection
-    before its first use. Raises BadRequest, NotSupported."""
+    """Return the offset storage that `offsets` names; None if the broker stores the offsets. The storage opens no
+    connection before its first use. Raises BadRequest, NotSupported."""
     if not isinstance(offsets, str):
         if isinstance(offsets, OffsetStorage):
             return offsets
@@ -411,8 +411,8 @@ class Subscription(NamedTuple):
         }
 
     def requested_partitions(self, found: Iterable[PartitionName]) -> list[PartitionName] | None:
-        """Return the partitions to request from the group: `found`, and partitions that the user has named, which may
-        not exist yet. None: all partitions of the topics."""
+        """Return the partitions to request from the group: `found` (those that exist), and all that the user has named,
+        even if they do not exist yet. None: all partitions of the topics."""
         if not self.single_partitions and self.partition_numbers is None:
             return None
         named = (PartitionName(topic, number) for topic in self.topics for number in self.partition_numbers or ())

@@ -43,7 +43,7 @@ class Positions:
         self.incarnations: dict[PartitionName, int] = {}
         self._start_offsets: dict[PartitionName, int] = {}
         self.uncommitted: dict[PartitionName, int] = {}
-        """In manual mode, by partition: the offset after the last delivered message, while it is not committed."""
+        """In manual mode, by partition: the offset after the last delivered message, until this offset is committed."""
         self._delegated: dict[PartitionName, int] = {}
         self._loop_partition: PartitionName | None = None
         self._loop_messages: list[ReceivedMessage] = []
@@ -51,7 +51,7 @@ class Positions:
         self._invalidated_loop_partition: PartitionName | None = None
         self._removed: set[PartitionName] = set()
         self.lost: set[PartitionName] = set()
-        """Partitions that were lost while their messages were being handled, and for which no Fenced was raised yet."""
+        """Partitions lost while their messages were handled or uncommitted, if no Fenced was raised for that yet."""
 
     # Partitions
 
@@ -82,8 +82,8 @@ class Positions:
         return open_ended or unsaved
 
     def reassigned_after_loss(self, message: ReceivedMessage | None = None) -> list[PartitionName]:
-        """Return the partitions that were lost and assigned again, before an error has told the user of the loss. With
-        `message`, only the partition of this message is considered."""
+        """Return the partitions that were lost and assigned again, if no Fenced was raised for the loss yet. With
+        `message`, consider only the partition of this message."""
         own = None if message is None else partition_of(message)
         return [name for name in self.lost if name in self and own in (None, name)]
 
@@ -91,8 +91,8 @@ class Positions:
         """Raise Fenced for partitions that were lost, and for partitions whose commit was refused (`refused`), if there
         are any.
 
-        Each loss is raised only once. With `message`, only its partition is considered. In a handler, None stands for
-        the handler's own message.
+        Each loss is raised only once. With `message`, only its partition is considered. If `message` is None in a
+        handler, the partition of the handler's own message is considered.
         """
         lost = sorted(self.lost.union(refused))
         message = message or CURRENT_MESSAGE.get()
@@ -124,7 +124,8 @@ class Positions:
     # Delivery
 
     def set_ready_batch(self, batch: Batch) -> None:
-        """Make `batch` the next batch to deliver. The former batch must be delivered completely."""
+        """Make `batch` the next batch to deliver. The former batch must be delivered completely. A batch without
+        messages only moves the position past filtered-out messages."""
         self.ready = batch
         if batch.messages:
             return
@@ -185,15 +186,15 @@ class Positions:
             self._remove_first(ready, bisect_right(ready.messages, current.offset, key=_offset))
 
     def ack_all(self) -> None:
-        """For `commit()`, ack all delivered messages, also the current one. For messages of handlers see
-        `_committable`."""
+        """For `commit()`, ack all delivered messages, also the current one. If handlers get the messages, ack only up
+        to the position that `_committable` returns."""
         for name, place in (*self._delivered.items(), *self._unacked_positions()):
             self._advance_acked(name, place)
         for name in self.ack_trackers:
             self._advance_acked(name, self._committable(name))
 
     def ack_through(self, message: ReceivedMessage) -> PartitionName:
-        """Ack a partition up to and including `message`, for `commit(message)`. Return the partition.
+        """For `commit(message)`, ack all messages of a partition up to and including `message`. Return the partition.
 
         If handlers of `run` receive the messages, only `message` itself is acked, and the acked position stops at the
         first unacked message. Raises BadRequest if this consumer did not deliver `message`, Fenced if its partition was
@@ -264,10 +265,9 @@ class Positions:
         """Return the positions that a transaction is to commit: in each partition, after all delivered messages.
 
         In a handler, return only the position after the handler's own message. Another handler's transaction may commit
-        a later offset of its partition first, and this transaction must not move that offset back. Left out are
-        partitions whose position is committed already or that delivered nothing; otherwise their reassignment would
-        fence a transaction that has none of their messages. Raises BadRequest in a handler if an earlier message of the
-        partition is not acked.
+        a later offset of its partition first, and this transaction must not move that offset back. A partition is left
+        out if its position is committed already or if it delivered nothing, because the loss of such a partition must
+        not fence the transaction. Raises BadRequest in a handler if an earlier message of the partition is not acked.
         """
         message = CURRENT_MESSAGE.get()
         if message is not None and self.ack_trackers.get(partition_of(message)) is not None:
@@ -279,15 +279,15 @@ class Positions:
         return {name: place for name, place in places.items() if place.offset != known[name]}
 
     def delegate_to_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
-        """Record that a transaction will commit `positions`, so that the release of a partition does not wait for that.
-        The consumer is perhaps not informed when the transaction ends."""
+        """Record that a transaction will commit `positions`, so that partitions are released without waiting for it,
+        because the consumer may not be informed when the transaction ends."""
         for name, place in positions.items():
             self._delegated[name] = place.offset
             if self.uncommitted.get(name, UNKNOWN) <= place.offset:
                 self.uncommitted.pop(name, None)
 
     def start_position(self, name: PartitionName) -> ReadPosition:
-        """Return where reading of the partition began if it has no committed offset, else its acked position."""
+        """If the partition has no committed offset, return where reading of it began, else its acked position."""
         offset = self._start_offsets.get(name)
         return self._acked[name] if offset is None else ReadPosition(offset, UNKNOWN, UNKNOWN)
 
@@ -295,7 +295,7 @@ class Positions:
         """Record that a transaction committed `positions`, and ack all messages before them."""
         self.mark_committed(positions)
         for name, place in positions.items():
-            # If the delivered position is lower, a `seek` has moved it back meanwhile, and its new position stays.
+            # If the delivered position is lower, a `seek` has moved it back meanwhile: the position of the seek stays.
             if name in self and self.delivered_position(name).offset >= place.offset:
                 self._advance_acked(name, place)
 
@@ -323,7 +323,7 @@ class Positions:
 
     def _committable(self, name: PartitionName) -> ReadPosition:
         """Return the position up to which `commit()` may commit: after all delivered messages. If handlers get the
-        messages: before the first unacked message; the calling handler's own message counts as acked."""
+        messages, it is before the first unacked message, and the calling handler's own message counts as acked."""
         ledger = self.ack_trackers.get(name)
         if ledger is None:
             return self.delivered_position(name)
@@ -360,8 +360,8 @@ class Positions:
         self.ready = ready._replace(messages=rest) if rest else None
 
     def _batch_position_after(self, message: ReceivedMessage) -> ReadPosition:
-        """Return the position after `message`. If it is the last message of the batch `ready`, the position is also
-        after the following messages that were filtered out."""
+        """Return the position after `message`. If `message` is the last one of the batch `ready`, return the end
+        position of the batch, which is also after the filtered-out messages that follow."""
         ready = self.ready
         if ready is not None and ready.ends_with(message):
             return ready.end_position
@@ -430,8 +430,7 @@ class AckTracker:
         return self.end_position.offset - self.position.offset if self._unacked else 0
 
     def add_batch(self, batch: Batch) -> None:
-        """Add a delivered batch. A batch without messages only moves `end_position`, past messages that were filtered
-        out."""
+        """Add a delivered batch. A batch without messages only moves `end_position` past filtered-out messages."""
         self.end_position = batch.end_position
         self.delivered_count += len(batch.messages)
         self._unacked.extend(batch.messages)
@@ -485,7 +484,7 @@ class AckTrackers(dict[PartitionName, AckTracker]):
             )
 
     def add_batch(self, batch: Batch, position: ReadPosition) -> AckTracker:
-        """Add a delivered batch to its partition's tracker; if there is none, create it at the acked `position`."""
+        """Add a delivered batch to its partition's tracker. If it has none, create one at the acked `position`."""
         ledger = self.get(batch.name)
         if ledger is None:
             ledger = self[batch.name] = AckTracker(batch.name, position)
@@ -523,7 +522,7 @@ class AckTrackers(dict[PartitionName, AckTracker]):
             self.on_handlers_idle()
 
     def invalidate(self, name: PartitionName) -> None:
-        """Remove the tracker after a seek or the loss of the partition. Acks that arrive later are ignored."""
+        """Remove the partition's tracker after a seek or the loss of the partition. Later acks for it are ignored."""
         ledger = self.pop(name, None)
         if ledger is not None:
             ledger.invalid = ledger.revoked = True
@@ -541,8 +540,8 @@ class ReadPosition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Messages of one partition in order. `end_position`: the position after these messages, and after messages between
-    them and the next batch that were filtered out."""
+    """Messages of one partition in order. `end_position`: the position after these messages and after the filtered-out
+    messages that follow them."""
 
     name: PartitionName
     messages: list[ReceivedMessage]
@@ -557,9 +556,9 @@ class Batch(NamedTuple):
 def reset_offset(error: TfmqError, reset: str | None) -> int | None:
     """Return the offset at which to continue after the fetch error `error`; None if the partition must stop.
 
-    `reset`: the option `on_out_of_range`; with None the partition stops. With "earliest" or "latest", reading continues
-    at the first or end offset if the offset was out of range, and at the offset of the truncation if the log was
-    truncated after a crash. After any other error the partition stops.
+    `reset`: the option `on_out_of_range`. If it is None, the partition stops. If it is "earliest" or "latest" and the
+    fetched offset was out of range, reading continues at the log's first or end offset. In both cases, if the log was
+    truncated after a crash, reading continues at the end of what remained. After any other error the partition stops.
     """
     if reset is None:
         return None

@@ -28,8 +28,8 @@ RETRY_SECONDS: Final = 1.0
 
 
 StartAwait = Callable[[Awaitable[Any], Callable[[BaseException | None], None]], object]
-"""A function that starts to await an object, and calls its second argument with the error or None at the end. Until
-then the caller must keep a reference to the returned object."""
+"""A function that starts to await its first argument, and calls the second with the error or None when that has ended.
+Until then the caller must keep a reference to the object that the function has returned."""
 
 
 def start_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
@@ -177,7 +177,7 @@ class Rebalance:
         return bool(self._assigned_pending or self._revoked_pending) and not self._in_callback
 
     def run_callbacks(self) -> Operation[None]:
-        """Run the due user callbacks, in the thread that requested messages. Raises the errors of the callbacks."""
+        """Run the queued user callbacks, in the thread that requested messages. Raises the errors of the callbacks."""
         while self.has_pending_callbacks:
             if self._revoked_pending:
                 going = set(self._revoked_pending)
@@ -220,7 +220,7 @@ class Rebalance:
     # Release
 
     def run(self) -> Operation[None]:
-        """Release revoked partitions once they are ready. Never ends. Raises commit errors that are not retriable."""
+        """Release revoked partitions once `_is_releasable` permits. Never ends. Raises permanent errors of commits."""
         while True:
             free = [name for name in self._revoked if self._is_releasable(name)]
             if free:

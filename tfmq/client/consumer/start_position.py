@@ -1,13 +1,13 @@
-"""Where a consumer starts in a partition: at the group's committed offset, or without one by these rules.
+"""Where a consumer starts to read a partition: at the group's committed offset, or by the rules below.
 
-A committed offset counts only if it is of the topic's present incarnation. A partition without such an offset is read
-from its earliest offset if the group has an offset of another partition of the topic, or if the partition is new. Any
-other partition is read from the user's `start`. A partition is new if it was created after the consumer started; if
-`start` is not "latest", the consumer must also have read the topic before.
+A committed offset counts only if it was committed in the topic's present incarnation. If a partition has no such
+offset, it is read from its earliest offset in two cases: the partition is new, or the group has an offset in another
+partition of the topic. Otherwise it is read from the user's `start`. A partition is new if it was created after the
+consumer started; unless `start` is "latest", the consumer must also have read the topic before.
 
-In a group with start="latest", the ends of the partitions are requested once, after the first metadata response, for
-all topics in which the group has no offset. So the start does not depend on when a partition is assigned. The start is
-committed before anything is read, so that after a crash the next owner starts at the same offset.
+In a group with start="latest", the consumer requests the end offsets of all partitions in topics in which the group has
+no offset: once, after the first metadata response. So the start does not depend on when a partition is assigned. The
+start is committed before anything is read, so that after a crash the next owner starts at the same offset.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger("tfmq.consumer")
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """The start positions of some partitions. Partitions whose start is not known yet are missing in `positions`."""
+    """Result of `StartPositions.find`. A partition whose start is not known yet is missing in `positions`."""
 
     positions: Mapping[PartitionName, ReadPosition]
     stored: Mapping[PartitionName, StoredOffset]
     """Offsets of the group, including the start positions that were just committed."""
     grants: Mapping[PartitionName, int]
-    """Generations of the assignments for which the positions were found."""
+    """For each partition, the generation of the assignment for which the position was found."""
 
 
 class StartPositions:
@@ -73,12 +73,12 @@ class StartPositions:
             self._initial = dict(wanted)
 
     def started(self, name: PartitionName, incarnation: int) -> None:
-        """Remember that the topic of this partition is read, so that partitions added to it later count as new."""
+        """Remember that the topic of this partition is read, so that partitions added later count as new."""
         self._topics[name.topic] = incarnation
 
     def resolve_latest(self) -> Operation[None]:
-        """For start="latest" in a group, request the ends of the partitions that start there. Each end is requested
-        only until it is found."""
+        """In a group with start="latest", find the ends of the partitions in topics for which the group has no offset.
+        If an end is not found, the next call requests it again."""
         if self._latest_unresolved is None:
             assert self._group is not None and self._initial is not None
             initial = self._initial
@@ -95,8 +95,8 @@ class StartPositions:
             }
 
     def find(self, fresh: Mapping[PartitionName, int]) -> Operation[Starts]:
-        """Return where the newly assigned partitions `fresh` start. `fresh` has the incarnations of their topics. With
-        start="latest", also commit these positions in the group."""
+        """Return the start positions of the newly assigned partitions `fresh`, a map to the incarnations of their
+        topics. With start="latest", also commit these positions in the group."""
         stored: dict[PartitionName, StoredOffset] = {}
         grants: dict[PartitionName, int] = {}
         refused: set[PartitionName] = set()
@@ -116,8 +116,8 @@ class StartPositions:
                 if name not in locked
             ):
                 # Some partition has no offset: find out whether the group has an offset in another partition of the
-                # topic. The offsets of all partitions are requested only in this case, because each of a thousand
-                # members may do so. With EARLIEST the result makes no difference.
+                # topic. The offsets of all partitions are requested only in this case, because a thousand members
+                # may request them at the same time. With EARLIEST the result makes no difference.
                 stored = (yield from self._read_all(self._wanted)) | stored
             self.trouble.log_refused(refused)
         known = {name.topic: each.incarnation for name, each in stored.items()}
@@ -143,8 +143,8 @@ class StartPositions:
         return Starts(positions, stored, grants)
 
     def _is_new_partition(self, name: PartitionName, incarnation: int) -> bool:
-        """Return whether a partition without offset is new (see the module), so that it starts at its
-        earliest offset."""
+        """Return whether a partition is new (see the module). If a new partition has no committed offset, it is read
+        from its earliest offset."""
         if self._initial is None or self._initial.get(name) == incarnation:
             return False
         return self._options.start_latest or self._topics.get(name.topic) == incarnation
@@ -157,8 +157,8 @@ class StartPositions:
         """Return the stored offsets, and the broker's error for each partition whose offset is in doubt.
 
         An offset is in doubt while a prepared transaction that commits it has not ended. The broker refuses a request
-        that names such a partition. So a refused request is halved until these partitions are found, and the group
-        continues with the others. With `others`, offsets of partitions that are not in `names` may be returned too.
+        that names a partition with such an offset. So a refused request is halved until these partitions are found, and
+        the group continues with the other ones. With `others`, request the offsets of all partitions of the group.
         """
         assert self._group is not None
         try:
@@ -176,7 +176,7 @@ class StartPositions:
         return stored | more, locked | more_locked
 
     def _read_all(self, wanted: Mapping[PartitionName, int]) -> Operation[dict[PartitionName, StoredOffset]]:
-        """Return the group's offsets, without those in doubt. Raises Busy if all offsets of a topic are in doubt."""
+        """Return the group's offsets that are not in doubt. Raises Busy if in some topic all of them are in doubt."""
         stored, locked = yield from self._read_unlocked(list(wanted), others=True)
         known = {(name.topic, each.incarnation) for name, each in stored.items()}
         for name, busy in locked.items():
@@ -218,8 +218,8 @@ class StartPositions:
     ) -> Operation[dict[PartitionName, ReadPosition]]:
         """Request all the start positions in `questions` from the broker at once, and return the positions found.
 
-        Partitions with a retriable error or an unknown topic are left out, and tried again at the next check. Other
-        errors are raised.
+        If the broker answers with a retriable error or does not know the topic, the partition is left out of the
+        result, and `Assignment.run` tries again later. Other errors are raised.
         """
         found, calls = {}, {}
         for name, each in questions.items():

@@ -25,14 +25,15 @@ def run_in_new_loop(run: Coroutine[Any, Any, None]) -> None:
 
 
 class HandlerThreads:
-    """Daemon threads in which tasks call plain functions. Another thread is started if all existing ones are busy."""
+    """Daemon threads in which tasks call plain functions. If all threads are busy, another one is started."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._count = self._busy = 0
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call `function` in a thread, with the caller's context variables. Cancelling the caller does not stop it."""
+        """Call `function` in a thread, with the caller's context variables. If the caller is cancelled, the function
+        continues."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._busy == self._count:
@@ -136,8 +137,8 @@ class TaskRunner(EventLoopRun):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # The listener awaited an object that was cancelled. This task was not cancelled, so that is a failure
-            # like any other.
+            # The listener awaited an object that was cancelled. This task was not cancelled, so the listener has failed
+            # as with any other exception.
             failure = FuturesCancelled(*error.args)
             failure.__cause__ = error
             return failure

@@ -21,7 +21,7 @@ from tfmq.errors import StoreFailed
 ERROR_CHARACTERS: Final = 1000
 """Maximum length of a stored error text; a longer text usually contains a payload."""
 TRACEBACK_CHARACTERS: Final = 8000
-"""How much of a traceback is stored, about a hundred frames: the end, which shows where the error was raised."""
+"""Maximum length of a stored traceback, about a hundred frames. Of a longer one, only the end is stored."""
 EXPIRY_SECONDS: Final = 3600.0
 """Interval at which a consumer deletes expired dead letters."""
 
@@ -63,7 +63,7 @@ def format_without_source(error: BaseException) -> list[str]:
 
 
 def format_storable(form: Callable[[BaseException], list[str]], error: BaseException) -> str:
-    """Return the text of `error` that `form` creates, in characters that can be encoded; if `form` fails, the class."""
+    """Return the text of `error` that `form` creates, with lone surrogates escaped; if `form` fails, the class name."""
     try:
         text = "".join(form(error))
     except Exception:
@@ -74,8 +74,8 @@ def format_storable(form: Callable[[BaseException], list[str]], error: BaseExcep
 class LeasedLetter(NamedTuple):
     """A dead letter to be handled now. It is leased: no other consumer can lease it until the lease ends.
 
-    `calls`: number of handler calls, the coming one included · `put_offs`: how often it was postponed · `token`:
-    identifies the lease.
+    `calls`: number of handler calls, the coming one included · `put_offs`: how often the dead letter was postponed ·
+    `token`: identifies the lease.
     """
 
     id: str
@@ -99,10 +99,10 @@ class DeadLetterStore(Protocol):
     def count_call(self, message: ReceivedMessage[Any]) -> Operation[str]:
         """Count a handler call before it starts, and return the message's state.
 
-        Used for the first messages of a consumer, because one of these may have crashed the process in a former run.
-        State "failing": call the handler, then `record_failure(..., begun=True)` or `record_success`. Any other state:
-        do not call the handler; the offset may be committed. The state is "dead" if all permitted calls are used up,
-        each by a crash.
+        Used for the first messages of a partition in a run (`COUNT_BEFORE_CALL_MAX`), because one of them may have
+        crashed the process in a former run. If the state is "failing", call the handler, then
+        `record_failure(..., begun=True)` or `record_success`. In any other state, do not call the handler; the offset
+        may be committed. The state is "dead" if all permitted calls are used up, for example by crashes.
         """
 
     def record_failure(
@@ -115,19 +115,19 @@ class DeadLetterStore(Protocol):
     ) -> Operation[str]:
         """Record a failed handler call before the next call, so that the count continues if the consumer is killed.
 
-        Returns the state. "failing": call the handler again after a pause. Any other state: the message's offset may be
-        committed; "dead" means that all calls are used up. If a former run has stored the message as a dead letter, but
-        not committed its offset, the dead letter keeps its state. `begun`: whether `count_call` has counted the call.
-        `noted` is called with the state before the store logs that the message is dead, so that the caller can log the
-        failed call first.
+        Returns the message's state. If it is "failing", call the handler again after a pause. In any other state the
+        offset may be committed; "dead" means that all calls are used up. If a former run has stored the message as a
+        dead letter, but not committed its offset, the dead letter keeps its state. `begun`: whether `count_call` has
+        counted the call. `noted` is called with the state before the store logs that the message is dead, so that the
+        caller can log the failed call first.
         """
 
     def failing_offsets(self, message: ReceivedMessage[Any]) -> Operation[frozenset[int]]:
         """Return the offsets of messages in state "failing" in the partition of `message`."""
 
     def record_success(self, message: ReceivedMessage[Any]) -> Operation[None]:
-        """Record that the handler has succeeded with `message`. Called only for a message of which the store has
-        recorded failures or calls."""
+        """Record that the handler has succeeded with `message`. Called only if the store has recorded failures or calls
+        of `message`."""
 
     def store_letter(
         self,
@@ -141,20 +141,20 @@ class DeadLetterStore(Protocol):
         """Store `message` as a dead letter in the state "dead" or "waiting". Return its state when this is durable.
 
         `failures`: the failures that are not recorded yet, in order; `calls`: how many calls are not recorded yet
-        (None: one per failure); `begun`: whether `count_call` has counted the last call. `retry_after`: the message is
-        handled again after these seconds, and the call that requested this does not count; None: the message is dead.
-        If the message is stored already, there is still one dead letter, with both histories; its number of remaining
-        calls does not change, and it stays dead if it is dead.
+        (None: one per failure); `begun`: whether `count_call` has counted the last call. `retry_after`: if given, the
+        state is "waiting": the message is handled again after these seconds, and the call that requested this does not
+        count. If None, the state is "dead". If the message is a dead letter already, both histories are joined; its
+        number of remaining calls does not change, and if it is dead, it stays dead.
         """
 
     def lease_next(self) -> Operation[LeasedLetter | None]:
-        """Lease and return the dead letter that has been due for the longest time; None if none is due.
+        """Lease and return the dead letter that has been due for the longest time; None if no dead letter is due.
 
-        The coming handler call is counted now, so that it counts also if the process crashes.
+        The coming handler call is counted now, so that it also counts if it crashes the process.
         """
 
     def seconds_until_due(self) -> Operation[float | None]:
-        """Return the seconds until the next dead letter is due: 0 if one is due now, None if none waits."""
+        """Return the seconds until the next dead letter is due: 0 if one is due now, None if no dead letter waits."""
 
     def renew_lease(self, due: LeasedLetter) -> Operation[bool]:
         """Extend the lease. Return False if the lease had expired and another consumer has leased the dead letter."""
@@ -163,20 +163,20 @@ class DeadLetterStore(Protocol):
         """Mark the dead letter as handled. Return False if the lease had expired."""
 
     def mark_failed(self, due: LeasedLetter, failure: Failure, *, rejected: bool = False) -> Operation[str]:
-        """Record a failed call of a leased dead letter, and return its new state; "" if the lease had expired. With
-        `rejected` it becomes dead."""
+        """Record a failed call for a leased dead letter, and return its new state; "" if the lease had expired. With
+        `rejected` the dead letter becomes dead, even if calls are left."""
 
     def postpone(self, due: LeasedLetter, seconds: float, reason: str = "") -> Operation[str]:
         """Postpone a leased dead letter by `seconds`, and return its state; "" if the lease had expired. A postponement
-        is no failure, but after too many of them the dead letter becomes dead."""
+        is no failure, but the store limits their number: at the limit the dead letter becomes dead."""
 
     def release(self, due: LeasedLetter) -> Operation[bool]:
         """End the lease of a dead letter whose handler was not called, and count no call. Return False if the lease had
         expired before."""
 
     def delete_expired(self) -> Operation[None]:
-        """Delete dead letters that were handled, redriven or dropped long ago, and records of calls that failed long
-        ago. The consumer calls this every `EXPIRY_SECONDS`."""
+        """Delete dead letters that were handled, redriven or dropped, and records of failed calls, after the store's
+        retention time. The consumer calls this every `EXPIRY_SECONDS`."""
 
     def close(self) -> None:
-        """Close the store. Other consumers can lease the dead letters leased here after the leases have expired."""
+        """Close the store. Leases are not ended: other consumers get these dead letters after the leases expire."""

@@ -28,7 +28,7 @@ Listener = Callable[[ReceivedMessage[Any]], Any]
 Function = TypeVar("Function", bound=Listener)
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 _CLIENT_PACKAGE: Final = "tfmq.client."
-"""Prefix of the modules whose calls are left out at the start of a logged traceback; they lead to the listener."""
+"""A logged traceback begins after the calls in modules with this prefix, which only lead to the listener."""
 
 
 class Listeners:
@@ -62,7 +62,7 @@ class Listeners:
         return found
 
     def check(self, topics: Sequence[str], reads: Callable[[str], bool]) -> None:
-        """Raises BadRequest if one of `topics` has no listener, or a listener is for a topic that is not read."""
+        """Raises BadRequest if one of `topics` has no listener, or if `reads` is false for the topic of a listener."""
         for topic in topics:
             self.find(topic)
         for topic in self._by_topic:
@@ -100,7 +100,7 @@ def check_listener(listener: Any) -> Listener:
 
 
 def is_coroutine_listener(listener: Listener) -> bool:
-    """Return whether a call of `listener` only creates a coroutine, which needs an event loop."""
+    """Return whether `listener` is a coroutine function: calling it creates a coroutine, which needs an event loop."""
     return _matches_any(listener, inspect.iscoroutinefunction)
 
 
@@ -113,7 +113,7 @@ def _matches_any(listener: Any, *kinds: Callable[[Any], bool]) -> bool:
 
 
 def check_result(found: object) -> None:
-    """Raises BadRequest for a coroutine or generator, whose body did not run: the message must not be acked."""
+    """Raises BadRequest if a listener returned a coroutine or generator: its body did not run, so no ack may follow."""
     if inspect.iscoroutine(found) or inspect.isgenerator(found):
         found.close()  # Closed so that Python does not log a "never awaited" warning.
     elif not inspect.isasyncgen(found):
@@ -154,8 +154,8 @@ def handler_context(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iter
 def log_failure(message: ReceivedMessage[Any], error: Exception, then: str = "", *, tracebacks: bool = True) -> None:
     """Log the failure of a handler call. `then`: what happens next, as the end of the sentence.
 
-    With `tracebacks` the log record has `exc_info`, otherwise only the class of the error. The message is identified by
-    its offset. Key and payload are not logged, nor the text of a `DecodeFailed`, in which codecs quote payloads.
+    With `tracebacks` the log record has the traceback, otherwise only the class of the error. The message is identified
+    by its offset. Key and payload are not logged; nor is the text of a `DecodeFailed`, in which codecs quote payloads.
     `RetryLater` is not a failure and is logged at INFO. Of `RetryLater` and `Reject` only reason and cause are logged.
     """
     place = f"{message.topic}-{message.partition} at offset {message.offset}"
@@ -174,8 +174,8 @@ def log_failure(message: ReceivedMessage[Any], error: Exception, then: str = "",
 
 
 def _shortened_traceback(exc_info: ExcInfo) -> str:
-    """If a traceback is too long for a log, or has characters that cannot be encoded, return its end in encodable
-    characters. Otherwise return ""."""
+    """If a traceback has more than TRACEBACK_CHARACTERS, or characters that cannot be encoded, return its end with
+    these characters escaped. Otherwise return ""."""
     text = format_storable(lambda error: traceback.format_exception(type(error), error, exc_info[2]), exc_info[1])
     try:
         whole = "".join(traceback.format_exception(*exc_info)).encode()
@@ -185,8 +185,8 @@ def _shortened_traceback(exc_info: ExcInfo) -> str:
 
 
 def _exc_info(error: BaseException | None) -> ExcInfo | None:
-    """Return the `exc_info` to log. None without an error, or if the log would show the text of a `DecodeFailed`, which
-    may quote a payload."""
+    """Return the `exc_info` to log, without the client's own calls at its start. Return None if there is no error, or
+    if the log would show the text of a `DecodeFailed`, which may quote a payload."""
     if error is None or _quotes_payload(error):
         return None
     trace = error.__traceback__
@@ -198,7 +198,7 @@ def _exc_info(error: BaseException | None) -> ExcInfo | None:
 
 
 def _quotes_payload(error: BaseException) -> bool:
-    """Return whether the printed traceback would include a DecodeFailed."""
+    """Return whether the printed traceback would include a DecodeFailed, whose text may quote a payload."""
     seen: dict[int, BaseException] = {}
     left = [error]
     while left:
@@ -226,7 +226,7 @@ class RetryLater(Exception):
     """Raised by a handler: store the message and handle it again after `seconds`.
 
     Meanwhile the following messages of the same ordered queue are handled. `seconds` is a number from 0 on, or a
-    timedelta; `reason` is stored. Raises BadRequest for other times.
+    timedelta; any other value raises BadRequest. `reason` is stored.
     """
 
     __module__ = "tfmq"

@@ -1,8 +1,8 @@
 """Context manager `message.handling()`: if the body of the `with` statement fails, the message is handled again.
 
-An exception of the body is suppressed and recorded. After a pause the loop gets the same message again; all other
-messages of the loop wait. After the last permitted failure the message becomes a dead letter. Without a dead-letter
-store, the exception is raised instead. Exceptions that end the program are always raised. A message that `poll`
+If the body raises an exception, it is suppressed and recorded. After a pause the loop gets the same message again; all
+other messages of the loop wait. After the last permitted failure the message becomes a dead letter, or, without a
+dead-letter store, the exception is raised. Exceptions that end the program are always raised. A message that `poll`
 returned cannot be delivered again in order, so it becomes a dead letter at its first failure.
 """
 
@@ -27,7 +27,7 @@ log = logging.getLogger("tfmq.consumer")
 
 
 class MessageContextFactory:
-    """Creates the contexts of one consumer. `run`: its driver's `run`. `open_store`: returns the store, if any."""
+    """Creates the contexts of one consumer. `run`: its driver's `run`. `open_store`: returns its store, or None."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class MessageContextFactory:
         return True
 
     def _delete_expired_if_due(self, store: DeadLetterStore) -> Operation[None]:
-        """Delete expired dead letters every `EXPIRY_SECONDS`. An error is only logged."""
+        """Delete expired dead letters, but not again within `EXPIRY_SECONDS`. An error is only logged."""
         now = self._core.link.now()
         if now < self._tidy_at:
             return

@@ -1,8 +1,8 @@
 """Ordered queues of handler jobs: which message a worker may handle next. No I/O.
 
-The option `order` decides whether a queue has the messages of a partition, those of a key of a partition, or a single
-message. One message of a queue is in progress at a time. A message whose handler failed stays at the head of its queue
-until the handler succeeds or the message becomes a dead letter. Workers take messages from the queues in turn.
+The option `order` decides what a queue contains: the messages of a partition, the messages with one key in a partition,
+or a single message. One message of a queue is in progress at a time. A message whose handler failed stays at the head
+of its queue until the handler succeeds or the message becomes a dead letter. Workers take from the queues in turn.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ ORDERS: Final = ("partition", "key", "none")
 class HandlerJob:
     """A message for a handler, and the state of its calls.
 
-    `ack_tracker` is None for a dead letter that is handled again; after its call `ended` is set, and `error` is what
-    the handler raised · `failures`: number of failed calls; `fenced_count`: number of calls that raised Fenced because
-    the partition seemed lost · `count_before_call`: whether calls are counted in the store before they start;
-    `commit_first`: whether acked offsets are committed before the call · `counted`: whether the next call is counted
-    already; `in_store`: whether the store has failures of the message · `started`: whether a worker ever got the job;
-    `in_progress`: whether a worker has it now.
+    `ack_tracker`: None for a dead letter that is handled again · `count_before_call`: whether the dead-letter store
+    counts the calls before they start · `commit_first`: whether acked offsets are committed before the call ·
+    `failures`: number of failed calls · `fenced_count`: number of calls that raised Fenced · `counted`: whether the
+    next call is counted in the store already · `in_store`: whether the store has failures of the message · `started`:
+    whether a worker ever got the job · `in_progress`: whether a worker has the job now · `cancelled`: whether a dead
+    letter must not be handled any more · `ended`: completed after a call · `error`: what the call for a dead letter
+    raised.
     """
 
     message: ReceivedMessage[Any]
@@ -51,7 +52,7 @@ class HandlerJob:
 
     @property
     def invalid(self) -> bool:
-        """Whether the message must not be handled: its partition was lost, a seek moved it, or nobody waits for it."""
+        """Whether the message must not be handled: its partition was lost, a seek moved it, or `cancelled` is set."""
         return self.cancelled if self.ack_tracker is None else self.ack_tracker.invalid
 
     @property
@@ -62,7 +63,7 @@ class HandlerJob:
 
 @dataclass(slots=True, eq=False, repr=False)
 class JobQueue:
-    """Jobs in order. The first job is in progress, waits for its retry, or is next. `key` None: it is the only job."""
+    """Jobs in order. The first job is in progress, waits for its retry, or is next. `key` None: for a single job."""
 
     key: Hashable | None
     jobs: deque[HandlerJob] = field(default_factory=deque)
@@ -96,7 +97,7 @@ class OrderedQueues:
         job_queue.jobs.append(job)
 
     def next_dead_letter(self) -> HandlerJob | None:
-        """Return the next dead letter to handle, or None. The caller must call `complete` later."""
+        """Return the next dead letter to handle, or None. The caller must call `complete` with the job later."""
         while self._dead_letters:
             job = self._dead_letters.popleft()
             if not job.invalid:
@@ -156,7 +157,7 @@ class OrderedQueues:
             self._queues.pop(job_queue.key, None)
 
     def _queue_key(self, job: HandlerJob) -> Hashable | None:
-        """Return the key of the job's queue; None: the job gets a queue for itself."""
+        """Return the key of the job's queue; None if the job gets a queue of its own."""
         message = job.message
         if self._order == "none":
             return None

@@ -126,28 +126,28 @@ FAILING: Final = "failing"
 HANDLER_PAUSE_SECONDS: Final = 0.1
 """Pause before a handler is called again after its first failure: longer than most database locks and disconnects."""
 HANDLER_PAUSE_SECONDS_MAX: Final = 30.0
-"""Maximum pause. Later messages of the ordered queue wait too, so a longer failure should lead to a dead letter."""
+"""Maximum pause before a further call. Not longer, because later messages of the ordered queue wait for it too."""
 HANDLER_PAUSE_JITTER: Final = 0.2
 """Random part of the pause, as a fraction, so that handlers that failed together are not called again together."""
 COUNT_BEFORE_CALL_MAX: Final = 16
-"""For this number of messages, the first of each partition in a run, handler calls are counted before they start.
+"""For the first messages of each partition in a run, up to this number, handler calls are counted before they start.
 
-They are counted in the dead-letter store. One of these messages may have crashed the process in a former run; only a
-call counted before its start shows that. Counting costs two commits of the store per message. For a later message,
-calls are counted only if the store has failures of it. The messages with failures are looked up once per partition.
+They are counted in the dead-letter store. One of these messages may have crashed the process in a former run, and only
+a call that was counted before its start shows that. Counting costs two commits of the store per message. For a later
+message, calls are counted only if the store has failures of it, which is looked up once per partition.
 """
 EARLY_COMMIT_MAX: Final = 4096
-"""Acked offsets are committed early before message 16, 32, 64 … of a partition in a run. This is the last such message.
+"""Acked offsets are committed early before message 16, 32, 64 … of a partition in a run, up to this message number.
 
-So when a message crashes the process, the restarted run handles at most half as many messages before that message as
-this run did. After a few crashes the message is among the first `COUNT_BEFORE_CALL_MAX`, so that its calls are counted.
+So if a message crashes the process, the restarted run handles at most half as many messages before that message as this
+run did. After a few crashes the message is among the first `COUNT_BEFORE_CALL_MAX`, so that its calls are counted.
 """
 UNACKED_BYTES_MAX: Final = 4 << 20
-"""If a partition has this number of bytes from its first unacked message on, no more of it is delivered for now."""
+"""While the delivered messages of a partition from the first unacked one on have this size, no more are delivered."""
 FENCED_RETRIES_MAX: Final = 8
 """How often a handler of one message may raise `Fenced` before that counts as a failure.
 
-A `Fenced` usually means that the partition is lost. Then a heartbeat reports that before this limit is reached.
+A `Fenced` usually means that the partition is lost. Then a heartbeat reports this loss before the limit is reached.
 """
 IDLE_CHECK_SECONDS: Final = 60.0
 """Maximum time between two checks of an idle worker."""
@@ -167,7 +167,7 @@ class RetryLoop(Protocol):
 
 
 class HandlerRunner:
-    """One run of handlers. `chance` returns random numbers from 0 to 1 for the pauses.
+    """One `run` of a consumer. `chance` returns random numbers from 0 to 1, for the pauses between handler calls.
 
     `raise_flag`: the driver's function that completes an event for which another thread may be waiting.
     """
@@ -221,8 +221,8 @@ class HandlerRunner:
     def close(self) -> Operation[None]:
         """Commit the offsets of acked messages and leave the group.
 
-        Takes at most the consumer's `timeout`; if the broker is unreachable, `DISCONNECTED_SECONDS_MAX`. Raises the
-        error that prevented the commit.
+        Takes at most the consumer's `timeout`, or `DISCONNECTED_SECONDS_MAX` while the broker is unreachable. Raises
+        the error that prevented the commit.
         """
         core = self._core
         if core.closed:
@@ -282,9 +282,9 @@ class HandlerRunner:
     # Next message
 
     def next_job(self) -> Operation[HandlerJob | None]:
-        """Return the next message, with which the caller (a worker) must call the handler; None when the run ends.
+        """Return the next message, with which the caller (a worker) must call the handler; None if the run is stopping.
 
-        After the handler call the worker must call `finish_call`, or `abandon` if the call was interrupted.
+        After the handler call the worker must call `finish_call`. If the call was interrupted, it must call `abandon`.
         """
         core = self._core
         while not self.is_stopping:
@@ -352,7 +352,7 @@ class HandlerRunner:
         return begins
 
     def _commit_or_count_first(self, job: HandlerJob, ledger: AckTracker) -> Operation[bool]:
-        """Where necessary, commit offsets or count the coming call. Return False if the call must be skipped."""
+        """If the job requires it, commit offsets or count the coming call. Return False if the call must be skipped."""
         core, store, message = self._core, self.store, job.message
         if core.options.commits == "before":
             ledger.ack(message)
@@ -369,7 +369,7 @@ class HandlerRunner:
                 ledger.failing_offsets = yield from self._retry_store(
                     lambda: store.failing_offsets(message), "A message waits to be handled"
                 )
-            # If a former run failed with this message, count its call, so that a success will be recorded in the
+            # If a former run failed with this message, its call is counted, so that a success is recorded in the
             # store too.
             job.count_before_call = message.offset in ledger.failing_offsets
         if store is not None and job.count_before_call and not job.counted:
@@ -422,7 +422,7 @@ class HandlerRunner:
         return (yield from self._fail_with_store(store, job, error))
 
     def _fail_without_store(self, job: HandlerJob, error: Exception) -> float:
-        """Process a failure without a store: return the pause before the next call; after the last, raise `error`."""
+        """Process a failure without a store. Return the pause before the next call; raise `error` if none is left."""
         final = isinstance(error, Reject | RetryLater | DecodeFailed) or self._at_most_once
         if final or job.failures > self._core.options.retries:
             # Recorded here because a worker would take an error like `Closed` for the regular end of the run.
@@ -431,7 +431,7 @@ class HandlerRunner:
         return self._log_retry(job, error)
 
     def _fail_with_store(self, store: DeadLetterStore, job: HandlerJob, error: Exception) -> Operation[float | None]:
-        """Record a failure in the dead-letter store. Return the pause before the next call; None: no call follows."""
+        """Record a failure in the dead-letter store. Return the pause before the next call; None if no call follows."""
         message = job.message
         failure = Failure.from_exception(error, round(self._wall_clock() * 1000))
         begun, job.counted = job.counted, False
@@ -517,7 +517,7 @@ class HandlerRunner:
     # Due dead letters
 
     def redeliver(self, message: ReceivedMessage[Any]) -> Operation[None]:
-        """Have a worker handle a dead letter. Raises the handler's error; HandlerNotCalled if the run stops earlier."""
+        """Have a worker handle a dead letter. Raises the handler's error; HandlerNotCalled if the run stops first."""
         job = HandlerJob(message)
         self._queues.add(job)
         self._wake_workers()
@@ -541,7 +541,7 @@ class HandlerRunner:
 
 @dataclass(eq=False, repr=False)
 class ListenerRun:
-    """One `run` of a consumer: the base class for threads and event loops. `stop`: the consumer's `stop`."""
+    """One `run` of a consumer with its workers; base class for threads and event loops. `stop`: the consumer's."""
 
     runner: HandlerRunner
     driver: Any
@@ -574,7 +574,7 @@ class EventLoopRun(ListenerRun, ABC):
 
     @abstractmethod
     def _end_reason(self, error: BaseException) -> BaseException:
-        """Return the error to end the run with after a worker raised `error`. For a cancellation, return its cause."""
+        """Return the error that ends the run after a worker raised `error`. For a cancellation, return its cause."""
 
     @abstractmethod
     async def _call_listener(self, job: HandlerJob) -> Exception | None:

@@ -21,11 +21,11 @@ from tfmq.client.worker.runner import ListenerRun, signal_handlers
 from tfmq.errors import Closed
 
 STOP_SECONDS: Final = 5.0
-"""How long the end of a run waits for cancelled tasks that listeners have left behind."""
+"""How long the end of a run waits for tasks that listeners have started and not awaited; they are cancelled first."""
 
 
 class ListenerLoopThread:
-    """An event loop in a thread, one for all workers, because objects that listeners share belong to one loop."""
+    """A thread with an event loop. All workers use the same loop, because listeners may share objects bound to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class ListenerLoopThread:
             raise
 
     def stop(self) -> None:
-        """Cancel remaining tasks and end the thread. Waits for `STOP_SECONDS` at most."""
+        """Cancel the tasks that are not finished, and end the thread. Waits for `STOP_SECONDS` at most."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -79,7 +79,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 JOIN_SECONDS: Final = 5.0
-"""How long the end of a run waits for its worker threads, which have no message in progress then."""
+"""How long the end of a run waits for each worker thread to end. By then the threads have no message in progress."""
 
 
 class ThreadRunner(ListenerRun):

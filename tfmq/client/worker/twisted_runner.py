@@ -108,8 +108,8 @@ class DeferredRunner(EventLoopRun):
         if self._active_workers:
             self._all_ended = Deferred()
             self._cancelled = error
-            # The workers are cancelled in a later reactor iteration: if the listener of a worker has caused the error,
-            # that worker is still running, and cannot be cancelled before it waits.
+            # The workers are cancelled in a later reactor iteration. If a worker's listener has caused the error, this
+            # worker is still running, and cannot be cancelled before it waits.
             self.driver.get_reactor().callLater(0, self._cancel_workers, error)
             await self._all_ended
 
