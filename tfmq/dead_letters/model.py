@@ -210,7 +210,7 @@ class LetterState(StrEnum):
     DROPPED = "dropped"
 
     __repr__ = str.__repr__
-    """Users print letters, in which a state is to look like a plain string."""
+    """Users print letters, and a state in the output is to look like a plain string."""
 
 
 FAILING, WAITING, RETRYING, DEAD, REDRIVING, REDRIVEN, HANDLED, DROPPED = STATES = tuple(LetterState)
@@ -254,7 +254,7 @@ class Letter:
 
     Its handling: `calls`: handler calls so far · `calls_left`: calls that may still be made before the letter is dead ·
     `put_offs`: number of postponements · `next_ms`: when a waiting letter is due · `kept_ms`: when the letter was first
-    stored · `changed_ms`: time of the last event · `token`: lease or redrive with the letter · `lease_ms`: lease's end.
+    stored · `changed_ms`: time of the last event · `token`: lease or redrive of the letter · `lease_ms`: lease's end.
 
     Its redrive: `redrives`: how often the message had been redriven before it failed · `journey`: target partition and
     producer sequence, None if no sequence is recorded · `sent_offset`: offset in the target partition, -1 if unknown.
@@ -301,7 +301,7 @@ class Letter:
         return f"{self.topic}-{self.partition} at offset {self.offset}"
 
     def with_failures(self, failures: Sequence[Failure]) -> Letter:
-        """Return a copy with `failures` added to its own, limited by `bound_failures`."""
+        """Return a copy with `failures` added to the letter's failures, limited by `bound_failures`."""
         return replace(self, failures=bound_failures((*self.failures, *failures)))
 
     def attribute(self) -> Attribute:
@@ -435,7 +435,7 @@ class PagePosition(NamedTuple):
 
 
 def fit_page(letters: Sequence[Letter]) -> Sequence[Letter]:
-    """Return as many of the first letters as have payloads of at most PAGE_BYTES together, but at least one letter."""
+    """Return the first letters: as many as have payloads of at most PAGE_BYTES in total, but at least one."""
     size = 0
     for number, each in enumerate(letters):
         size += max(0, each.payload_bytes)

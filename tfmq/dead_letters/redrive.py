@@ -98,7 +98,7 @@ class Report:
 
     @property
     def selected(self) -> int:
-        """Number of letters sent (in a dry run: counted) without `resumed`, because `limit` does not apply to those."""
+        """Number of letters sent (in a dry run: counted), except the `resumed` ones: `limit` does not apply to them."""
         return sum(self.targets.values()) - self.resumed
 
 
@@ -169,7 +169,7 @@ class RedriveOperation:
                 self.report.resumed += (yield from self._resume_run(run)).arrived
 
     def _resume_run(self, run: Sequence[Letter]) -> Operation[RedriveResult]:
-        """Send a run again. If the body of a letter is lost, close the run's producer, which shows what is stored."""
+        """Send a run again. If a body is lost, close the run's producer instead, to see which letters are stored."""
         if all(each.body is not None for each in run):
             return (yield from self._send_run(run))
         fate = yield from close_run(self._link, run, self._deadline(), self._now_ms)
@@ -205,7 +205,8 @@ class RedriveOperation:
     def _belongs_to_broker(self, letter: Letter) -> Operation[bool]:
         """Return whether to send the letter: `force` is set, or the letter belongs to the reached broker.
 
-        A letter without a broker id belongs to the broker that has its message, or the topic in which it is stored.
+        A letter without a broker id belongs to the broker of the topic in which the letter is stored. If it is stored
+        in a database, it belongs to the broker that has its message.
         """
         if self._request.force or letter.broker == self.report.broker:
             return True
@@ -218,8 +219,8 @@ class RedriveOperation:
     def _choose_target(self, letter: Letter) -> Operation[tuple[str, int]]:
         """Return the topic and partition to which the letter is sent. Raises UnknownTopic.
 
-        If that is the letter's own topic, the letter's own partition is used, if it exists. Otherwise the hash of the
-        key selects a partition.
+        In its own topic a letter keeps its partition, if the topic still has it. Otherwise the hash of the key selects
+        the partition; for a letter without a key, the letter's partition number does.
         """
         name = self._request.to_topic or letter.topic
         if name not in self._topics:
@@ -276,7 +277,7 @@ class RedriveOperation:
             self.report.unsendable.append(f"{won[0].id} cannot be sent: {fate.refused}")
 
     def _assign_sequences(self, target: tuple[str, int], letters: Sequence[Letter]) -> Operation[list[Letter]]:
-        """Record consecutive sequences for the letters; return [] if another redrive claimed a letter meanwhile."""
+        """Record consecutive sequences, return the letters with them; [] if another redrive claimed one meanwhile."""
         stream, first = yield from self._producer(target, len(letters))
         end = yield from idempotent_send.locate_log_end(self._link, stream, BY_LATEST, self._deadline())
         node = self._link.hello.node if self._link.hello is not None else ""
@@ -336,7 +337,7 @@ class RedriveOperation:
 
 
 def exact_key(letter: Letter) -> bytes | str:
-    """Return the exact key if the letter has its body. Without the body, a database has only a text for the key."""
+    """Return the exact key from the letter's body. Without a body, return `letter.key`; in a database this is text."""
     known = letter.key or b""
     if letter.body is None:
         return known
@@ -346,7 +347,7 @@ def exact_key(letter: Letter) -> bytes | str:
 
 
 def group_runs(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
-    """Split letters in transit into runs: consecutive sequences of one producer, bounded in size."""
+    """Split letters in transit into runs: consecutive sequences of one producer, up to PAGE_LETTERS and BATCH_BYTES."""
 
     def place(letter: Letter) -> tuple[tuple[str, ProducerPartition], int]:
         assert letter.journey is not None
@@ -423,7 +424,7 @@ def send_run(
         offsets = yield from idempotent_send.send_idempotent(link, stream, first.sequence, contents, until)
     except BadRequest as error:
         if len(letters) > 1:
-            # Another redrive may have sent a part of the run when only that part had sequences. So send each alone.
+            # Another redrive may have sent part of this run when only that part had sequences. Send each letter alone.
             whole = RedriveResult()
             for each in letters:
                 whole = whole.combine((yield from send_run(link, [each], until, now_ms)))
@@ -440,7 +441,7 @@ def send_run(
 
 
 def _other_broker_text(link: ClientConnection, journey: model.RedrivePosition, until: float) -> Operation[str]:
-    """Return an error text if the letters are in transit to another broker, otherwise ""."""
+    """Return "" if the broker of `journey` is unknown or the connected one; otherwise an error text."""
     if link.hello is None:
         yield from request_with_retries(link, Ping(), until)
     if link.hello is None or journey.node in ("", link.hello.node):

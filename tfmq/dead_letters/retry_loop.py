@@ -67,7 +67,7 @@ class Retrying:
     def stop(self) -> None:
         """Lease no more letters; `run` ends after the letter in progress.
 
-        The caller must hold the driver's lock; code without the lock calls the driver's `raise_flag(stop_asked)`.
+        The caller must hold the driver's lock. Code without the lock calls `raise_flag(stop_asked)` of the driver.
         """
         self.stop_asked.complete()
 
@@ -96,7 +96,7 @@ class Retrying:
             yield from self._renew_lease()
 
     def _wait_until_due(self, due_in: float | None) -> Operation[None]:
-        """Delete expired letters, every EXPIRY_SECONDS; then wait `due_in` seconds, at most POLL_SECONDS."""
+        """Delete expired letters, once in EXPIRY_SECONDS. Then wait `due_in` seconds, but at most POLL_SECONDS."""
         if self._now() >= self._expiry_due_at:
             self._expiry_due_at = self._now() + EXPIRY_SECONDS
             yield from self.store.delete_expired()
@@ -149,7 +149,7 @@ class Retrying:
         return Failure.from_exception(error, round(self._wall_clock() * 1000))
 
     def _run_with_lease_renewal(self, handling: Operation[None]) -> Operation[None]:
-        """Run the operation `handling`, and renew the lease of the current letter while it waits."""
+        """Run the operation `handling`, and renew the lease of the current letter while `handling` waits."""
         every = self.store.lease_seconds / RENEWALS
         renew_at = self._now() + every
         try:

@@ -155,7 +155,7 @@ class Database:
             self._engine = None
 
     def _engine_with_table(self) -> Engine:
-        """Return the engine, after creating the table or its added columns where they are missing."""
+        """Create the table or its ADDED_COLUMNS if they are missing, and return the engine."""
         engine = self._current_engine()
         if not self._has_table:
             try:
@@ -179,7 +179,7 @@ class Database:
             return self._engine
 
     def _is_file_replaced(self, engine: Engine) -> bool:
-        """Return whether the file was removed or replaced since it was opened: SQLite would write to the old file."""
+        """Return whether the file was removed or replaced after its opening, so that SQLite writes to the old file."""
         opened = engine.get_execution_options().get(FILE_OPTION)
         return opened is not None and opened != file_identity(self._own_path)
 
@@ -232,7 +232,7 @@ def create_directory(folder: Path, disk: Disk | None = None) -> None:
 
 
 def create_file(path: Path, disk: Disk | None = None) -> None:
-    """Create the file of the store if it is missing, private to its owner. SQLite's other files get the same mode."""
+    """Create the file of the store if it is missing, private to its owner. SQLite gives its other files this mode."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
     except FileExistsError:
@@ -425,7 +425,7 @@ def _bytes(value: Any) -> bytes | None:
 
 
 TRIES: Final = 3
-"""Attempts of a transaction. One fails if two processes insert the same letter at the same time."""
+"""Attempts of a transaction. An attempt fails if two processes insert the same letter at the same time."""
 ENDED_MS_KEPT: Final = 30 * 86_400_000
 """How long a letter in one of EXPIRING_STATES is kept after its last event: a month."""
 
@@ -444,7 +444,7 @@ class BlockingSqlStore:
         self.name = self.database.name
 
     def apply(self, steps: Sequence[Step]) -> list[Letter | None]:
-        """Apply each event to its letter, all in one transaction."""
+        """Apply each event to its letter in one transaction. Return the letters; None for an event without effect."""
         if not steps:
             return []
         for _ in range(TRIES - 1):
@@ -456,7 +456,10 @@ class BlockingSqlStore:
         return self._apply_once(steps)
 
     def _apply_once(self, steps: Sequence[Step]) -> list[Letter | None]:
-        """Apply events in one transaction. It fails with IntegrityError if another process inserts the same letter."""
+        """Apply events in one transaction.
+
+        If another process inserts the same letter at the same time, raises StoreFailed, caused by IntegrityError.
+        """
         with self.database.write_transaction() as connection:
             known = self._lock_rows(connection, [id for id, _ in steps])
             before, results = dict(known), []
@@ -496,7 +499,7 @@ class BlockingSqlStore:
         return None if row is None else _decode_row(row)
 
     def next_due_id(self, group: str, now_ms: int, broker: str = "") -> str | None:
-        """Return the id of a letter that is due, one with an expired lease first; None if none is due."""
+        """Return the id of a letter with an expired lease, else of a waiting letter that is due, else None."""
         query = select(COLUMNS.id).where(COLUMNS.group_name == group, COLUMNS.broker == broker)
         with self.database.read_connection() as connection:
             for state, due in ((model.RETRYING, COLUMNS.lease_ms), (model.WAITING, COLUMNS.next_ms)):

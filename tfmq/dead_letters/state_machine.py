@@ -24,7 +24,7 @@ _NEW_ROUND: Final[Mapping[type[Any], tuple[str, ...]]] = {
     model.BeginEvent: (FAILING, DEAD),
     model.NoteEvent: (FAILING, DEAD),
 }
-"""Event that starts or continues a round of handler calls -> next states, while no lease or redrive has the letter."""
+"""Event that starts or continues a round of handler calls -> next states of a letter without lease and redrive."""
 
 TRANSITIONS: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     "": _NEW_ROUND,
@@ -287,7 +287,7 @@ def _apply_arrive(letter: Letter, event: model.ArriveEvent) -> Letter | None:
 
 
 def _apply_return(letter: Letter, event: model.ReturnEvent) -> Letter | None:
-    """Make the letter dead again, unless it has another sequence than the event: another redrive may be sending it."""
+    """Make the letter dead again; None if it has another sequence, because another redrive may be sending it."""
     place = (0, 0) if letter.journey is None else (letter.journey.producer_id, letter.journey.sequence)
     if place != (event.producer_id, event.sequence):
         return None

@@ -87,7 +87,7 @@ def default_path(group: str, folder: Path | None = None, broker: str = "") -> st
 
 
 def existing_or_default_path(group: str, broker: str) -> str:
-    """Return the path of a group's default store, or that of an earlier release if only the file there exists."""
+    """Return the path of a group's default store, or the path of earlier releases if only that file exists."""
     found, earlier = default_path(group, broker=broker), default_path(group)
     return earlier if os.path.isfile(earlier) and not os.path.exists(found) else found
 
@@ -104,7 +104,7 @@ log = logging.getLogger("tfmq.dead_letters")
 LEASE_SECONDS: Final = 60.0
 """Duration of a lease, after which the letters of a killed consumer are available again."""
 LEASE_ATTEMPTS_MAX: Final = 100
-"""Maximum letters that one `lease_next` tries to lease. Other consumers may lease each of these letters first."""
+"""Maximum letters that one `lease_next` tries to lease, because other consumers may lease each of them first."""
 
 
 ADOPTION_CHECK_SECONDS: Final = 60.0
@@ -119,7 +119,7 @@ def time_after_ms(now_ms: int, seconds: float) -> int:
 
 
 class GroupDeadLetterStore:
-    """Dead-letter store of one group, as its consumers use it; see `DeadLetterStore`.
+    """Dead-letter store of one group for the group's consumers; implements `DeadLetterStore`.
 
     `calls_max`: handler calls after which a message is dead · `jitter`: returns random numbers from 0 to 1, which vary
     the delay of retries · `broker`: returns the id of the consumer's broker, None until the broker is reached; letters
@@ -278,7 +278,7 @@ class GroupDeadLetterStore:
         self._foreign_ids = frozenset(each.id for each in left)
 
     def seconds_until_due(self) -> Operation[float | None]:
-        """Return the seconds until a letter is due (None: no letter waits), or until the broker is checked again."""
+        """Return seconds until a letter is due; None if no letter waits; BROKER_CHECK_SECONDS for an unknown broker."""
         broker = self._broker()
         if broker is None:
             return BROKER_CHECK_SECONDS
@@ -371,15 +371,15 @@ class LetterStore(Protocol):
         """
 
     def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        """Return the id of a letter of this group and broker that is due or whose lease has ended, or None."""
+        """Return the id of a letter of this group and broker that is due or whose lease has ended, else None."""
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        """Return when the next letter of this group and broker is due or its lease ends (ms); None if there is none."""
+        """Return the time (ms) at which the next letter of this group and broker is due or its lease ends, or None."""
 
     def find_foreign_waiting(
         self, group: str, broker: str, after: PagePosition = FIRST_PAGE
     ) -> Operation[list[Letter]]:
-        """Return waiting and leased letters of the group that do not record `broker` as their broker; at most a page.
+        """Return up to PAGE_LETTERS waiting and leased letters of the group whose recorded broker is not `broker`.
 
         A store in a topic leaves out letters without a broker id: such letters belong to the broker of that topic.
         """
@@ -394,14 +394,14 @@ class LetterStore(Protocol):
         """Return (group, state) -> number of letters, without letters that never failed."""
 
     def delete_expired(self, now_ms: int) -> Operation[int]:
-        """Delete some letters that ended long ago; return how many. Call this until it returns 0: none is left."""
+        """Delete up to a page of expired letters; return their number. Call this again until it returns 0."""
 
     def close(self) -> None:
         """Close the store."""
 
 
 FIRST_MS: Final = 1_000
-"""First delay. Quicker retries are made by the consumer, before it stores the message as a letter."""
+"""First delay of a letter. The consumer makes quicker retries before it stores the message as a letter."""
 MAX_MS: Final = 3_600_000
 """Maximum delay: after the cause of failures was repaired, letters wait no longer than this."""
 JITTER: Final = 0.2

@@ -77,7 +77,7 @@ class LetterIndex:
         return _page(after, count, filter(selection.holds, self.letters.values()))
 
     def _due_times(self, group: str, broker: str) -> list[tuple[int, str]]:
-        """Return (due time or end of lease, id) of the group's letters of `broker`, or without a broker id."""
+        """Return (due time or end of lease, id) of each waiting or leased letter that records `broker` or no broker."""
         return [
             (each.next_ms if each.state == model.WAITING else each.lease_ms, each.id)
             for each in self._waiting.values()
@@ -157,7 +157,7 @@ def decode_event(message: ReceivedMessage[Any]) -> tuple[str, model.Event] | Non
 
 @cache
 def _field_types(shape: Any) -> dict[str, Any]:
-    """Return name -> type of those fields of the class `shape` whose values are checked."""
+    """Return name -> type of the fields of the class `shape` that are checked: those with a plain type or a union."""
     hints = get_type_hints(shape)
     return {name: kind for name, kind in hints.items() if get_origin(kind) in (None, UnionType)}
 
@@ -217,7 +217,7 @@ Result = TypeVar("Result")
 TIMEOUT_SECONDS: Final = 30.0
 """How long a method retries while the broker does not respond. The caller may then repeat the call."""
 INDEX_AGE_MAX: Final = 1.0
-"""Maximum age of the index for `next_due_ms`, which is called right after `next_due_id`."""
+"""Seconds for which `next_due_ms` does not read the topic again, because `next_due_id` has just read it."""
 PARTITION: Final = 0
 
 
@@ -228,7 +228,7 @@ class TopicLetterStore:
     of applying its events in that order (`LetterIndex`). To change a letter, the store appends an event and then reads
     the log up to that event: of two conflicting events the first in the log takes effect, the second has no effect. An
     event whose response was lost may still be appended later. Such a late event does no harm. If it has the token of a
-    lease or redrive, it has no effect after that has ended; any other event takes effect only once.
+    lease or redrive, it has no effect after the lease or redrive has ended; any other event takes effect only once.
 
     If two methods are called at the same time, the second waits. `create`: create the topic if it is missing.
     """
@@ -260,9 +260,9 @@ class TopicLetterStore:
         return (yield from self._run_alone(partial(self._append_and_read, steps))) if steps else []
 
     def _append_and_read(self, steps: Sequence[Step], until: float) -> Operation[list[Letter | None]]:
-        """Append the events that would have an effect now, then read the log up to them for their results.
+        """Append the events that would have an effect now, then read the log up to these events for their results.
 
-        Events of other clients may precede them in the log, so that they have no effect after all.
+        If events of other clients come before an appended event in the log, the appended event may have no effect.
         """
         if all(isinstance(event, model.KeepEvent) for _, event in steps):
             yield from self._append(steps, until)
@@ -294,7 +294,7 @@ class TopicLetterStore:
             except StoreFailed as failed:
                 if failed.retriable:
                     raise
-                letter = each  # The body of this letter is lost. Nevertheless return it and the other letters.
+                letter = each  # The body of this letter is lost. Return the letter without it, and the other letters.
             if letter is not None:
                 read.append(letter)
         return read
@@ -356,7 +356,7 @@ class TopicLetterStore:
         """Do nothing: the connection belongs to the caller."""
 
     def _run_alone(self, work: Callable[[float], Operation[Result]]) -> Operation[Result]:
-        """Run `work(deadline)` when no other method of this store is running; others wait meanwhile."""
+        """Run `work(deadline)` when no other method of this store is running; other methods wait until `work` ends."""
         while self._method_ended is not None:
             yield Wait((self._method_ended,))
         self._method_ended = ended = Event()
@@ -370,7 +370,7 @@ class TopicLetterStore:
         yield from self._run_alone(self._read_new_events)
 
     def _find_partition(self, until: float) -> Operation[ProducerPartition]:
-        """Return the store's partition, created if that is permitted. Raises UnknownTopic."""
+        """Return the store's partition. If the topic is missing, create it, or without `create` raise UnknownTopic."""
         if self._producer is None:
             found = yield from fetch_topics(self._link, self._cluster, [self._topic], create=self._create)
             if not found:
@@ -477,7 +477,7 @@ def has_message(link: ClientConnection, letter: Letter, until: float) -> Operati
 
 
 def _read_body(link: ClientConnection, letter: Letter, until: float) -> Operation[model.LetterBody]:
-    """Read the letter's body from the topic of the message. Raises StoreFailed if it is deleted there."""
+    """Read the letter's body from the topic of the message. Raises StoreFailed if the message is deleted."""
     message = yield from _read_original(link, letter, until)
     if message is None:
         raise StoreFailed(

@@ -306,12 +306,12 @@ class AsyncExecutor:
     """Executes database work for an engine with an asyncio driver. `session`: the AsyncSession, if there is one."""
 
     def __init__(self, engine: Engine, session: Any = None) -> None:
-        from sqlalchemy.ext.asyncio import AsyncEngine  # Its dependencies are installed if there is an asyncio engine.
+        from sqlalchemy.ext.asyncio import AsyncEngine  # Importable, because the engine is for asyncio.
 
         self._engine, self._session = AsyncEngine(engine), session
 
     async def in_session(self, work: Callable[[], Result]) -> Result:
-        """Run `work` through `AsyncSession.run_sync`, because only there the blocking session may be used."""
+        """Run `work` in `AsyncSession.run_sync`: the blocking session may be used only inside this method."""
         result: Result = await self._session.run_sync(lambda _: work())
         return result
 

@@ -35,7 +35,7 @@ def database_address(url: URL) -> str:
     """Return the address of the database, without user, password and other options; safe to log.
 
     Clients that connect to the same host, port and database name get the same address. The name of the default producer
-    group contains a hash of it. Every xid begins with a hash of the address and of the table's identity (see
+    group contains a hash of the address. Every xid begins with a hash of the address and of the table's identity (see
     `IDENTITY_XID`), so that a client answers check-back only for transactions of tables to which it has access.
     """
     name = url.database or ""
@@ -76,7 +76,7 @@ def new_xid(url: URL, identity: str) -> str:
 
 
 def has_two_phase_driver(engine: Engine) -> bool:
-    """Return whether SQLAlchemy supports two-phase commit with this driver. The database may have disabled it."""
+    """Return whether SQLAlchemy supports two-phase commit with this driver. A database setting may disable it."""
     return engine.dialect.name == "postgresql" and engine.dialect.driver in TWO_PHASE_DRIVERS
 
 
@@ -227,7 +227,7 @@ def _insert_identity(connection: Connection, table: Table) -> None:
 
 
 def insert_row(connection: Connection, table: Table, identity: str, xid: str, state: str, time: datetime) -> bool:
-    """Insert a row, unless the table has another identity: then return False. Raises IntegrityError for a used xid."""
+    """Insert a row and return True; False if the table has another identity. Raises IntegrityError for a used xid."""
     values = select(literal(xid), literal(state), literal(time, DateTime(timezone=True))).select_from(table)
     here = values.where(table.c.xid == IDENTITY_XID, table.c.state == identity)
     statement = insert(table).from_select(["xid", "state", "time"], here)

@@ -26,7 +26,7 @@ DECISION_BY_ROW: dict[str, Decision] = {rows.COMMITTED: "commit", rows.ABORTED: 
 
 
 def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -> Decision | None:
-    """Decide how the transaction `xid` ends, by its row. None: this is not possible yet, or not with this table.
+    """Decide how the transaction `xid` ends, by its row. None: a decision is not possible yet, or not by this table.
 
     The owner is the client that runs the transaction. It inserts a row with its changes. If the row exists, its state
     is the decision. Otherwise a row "aborted" with the key `xid` is inserted and committed, and the decision is
@@ -34,8 +34,8 @@ def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -
     uncommitted row blocks the insert; after LOCK_SECONDS the result is None.
 
     A transaction that is prepared in PostgreSQL is first committed or rolled back, according to `prepared`; then its
-    row is read. "commit" is allowed only if the broker has prepared its part, too. That PostgreSQL has no prepared
-    transaction proves nothing, because another client may have committed it or rolled it back.
+    row is read. "commit" is allowed only if the broker has prepared its part, too. If PostgreSQL has no such prepared
+    transaction, this proves nothing, because another client may have committed it or rolled it back.
 
     `connection`: a separate connection, which is not in a transaction. Raises errors of SQLAlchemy.
     """
@@ -108,7 +108,7 @@ def prepared_name(xid: str, node: str) -> str:
 
 
 def set_prepared_name(connection: Connection, gid: str) -> None:
-    """Replace the random name of the two-phase transaction that `connection` has just begun by `gid`.
+    """Give the two-phase transaction that `connection` has just begun the name `gid` in place of its random name.
 
     After a crash, the name shows to which transaction of which broker the prepared transaction belongs.
     """
@@ -121,7 +121,7 @@ def set_prepared_name(connection: Connection, gid: str) -> None:
 
 
 def find_prepared(connection: Connection, xid: str = PREFIX) -> list[PreparedTransaction]:
-    """Return the prepared transactions in this database: those with the name `xid`, by default all of tfmq.sql."""
+    """Return the transactions of tfmq.sql that this database has prepared; with `xid`, only those of this xid."""
     if not has_two_phase_driver(connection.engine):
         return []
     start = PREFIX + "." if xid == PREFIX else xid + "@"

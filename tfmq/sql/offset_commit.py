@@ -119,7 +119,7 @@ def _require_same_database(connection: Connection, storage: SqlOffsets) -> None:
 
 
 _uncommitted: WeakKeyDictionary[Session, list[ExternalOffsets]] = WeakKeyDictionary()
-"""Session -> offsets that commit with the session's current transaction. These sessions have the event listeners."""
+"""Session with event listeners -> offsets that commit with the session's current transaction."""
 
 
 def _mark_saved_after_commit(session: Session, offsets: ExternalOffsets) -> None:

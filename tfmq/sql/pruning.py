@@ -1,4 +1,4 @@
-"""Deletion of old rows of the table of transactions, which decide no transaction any more."""
+"""Deletion of old rows from the table of transactions: rows that no longer decide a transaction."""
 
 from __future__ import annotations
 

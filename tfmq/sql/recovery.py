@@ -121,7 +121,7 @@ DECISION_BY_BROKER_STATE: Final[dict[str, Decision]] = {
     "rolled_back": "rollback",
     "heuristic_rolled_back": "rollback",
 }
-"""State at the broker -> how to end the transaction in the database. In other states it stays prepared there."""
+"""State at the broker -> how to end the transaction in the database. In other states it stays prepared."""
 
 
 class ScanResult(NamedTuple):
@@ -135,7 +135,7 @@ class OrphanedTransactions:
     """Finishes transactions that one database has prepared and whose owner is lost, without check-back.
 
     The database prepares before the broker. If the owner crashes between the two, the transaction prepared in the
-    database keeps its locks. The broker has not prepared it, so it is rolled back there by its timeout, without
+    database keeps its locks. The broker has not prepared it, so the broker rolls it back by timeout, without
     check-back. Clients that use two-phase commit therefore scan the database regularly. The state at the broker decides
     what a scan does with a transaction that the database has prepared:
 

@@ -25,14 +25,14 @@ from tfmq.sql.database import (
 from tfmq.sql.in_doubt import set_prepared_name, sqlstate
 
 _default_groups: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""Producer that was made without a group -> the default group of a database that it has joined."""
+"""Producer that was made without a group -> the group that it has joined, the default group of a database."""
 
 
 def join_group(producer: Any, url: URL) -> None:
     """Let a producer without a group join the default group of this database.
 
     If the producer is lost, the broker asks the group how the producer's prepared transactions are to end (check-back).
-    Raises NotAllowed for a second database, because not all members of the group can read the table in it.
+    Raises NotAllowed for a second database, because not all members of the group can read that database's table.
     """
     core, name = producer._core, default_group_name(url)
     if core.group is None:
@@ -55,7 +55,7 @@ def is_closed(producer: Any) -> bool:
 
 
 def describe_transaction(producer: Any, xid: str) -> Any:
-    """Return the broker's description of `xid`, whose state may be "unknown", or an awaitable for it."""
+    """Return the broker's description of `xid` (perhaps with state "unknown"), or an awaitable for the description."""
     # `producer.resume` also returns the state, but it would take over a transaction that belongs to another client.
     core = producer._core
     return producer._driver.run(AdminCore(core.link, core.options.timeout).transaction(xid, 0))
@@ -210,7 +210,7 @@ class SessionParticipant:
             )
 
     def commit(self) -> None:
-        """Commit the database's transaction. With it the row becomes visible, which decides the shared transaction."""
+        """Commit the database's transaction. Thereby the row becomes visible, and decides the shared transaction."""
         self.session.commit()
         self.session.twophase = self._was_two_phase
 
@@ -254,7 +254,7 @@ def session_connections(begun: SessionTransaction | None) -> AbstractSet[Connect
 
 
 def require_joinable(session: Session) -> AbstractSet[Connection]:
-    """Return the connections that the session's transaction uses. Raises NotAllowed if it cannot be shared."""
+    """Return the connections of the session's transaction. Raises NotAllowed if that transaction cannot be shared."""
     if session.in_nested_transaction():
         raise NotAllowed(f"The session is inside a savepoint, and {_SESSION_RULE}: end begin_nested() before.")
     begun = session.get_transaction()

@@ -57,7 +57,7 @@ class _BaseTransaction:
         return "new" if transaction is None else str(transaction.state)
 
     def commit_offsets(self, consumer: Any) -> None:
-        """Ack the messages that `consumer` returned so far if this commits, as `tfmq.Transaction.commit_offsets`."""
+        """If this commits, ack the messages that `consumer` returned so far: see `tfmq.Transaction.commit_offsets`."""
         self._begun_for_send().commit_offsets(consumer)
 
     def _enter(self) -> None:
@@ -115,7 +115,7 @@ class Transaction(_BaseTransaction):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After GeneratorExit this code must not wait, so it ends nothing. The code that owns the session rolls the
-        # session back. The broker's part ends as every transaction object to which no reference is left.
+        # session back. The producer rolls back the broker's part when no reference to its transaction object is left.
         if not isinstance(error, GeneratorExit):
             run_steps(self._shared.end(error))
 

@@ -2,7 +2,7 @@
 
 A transaction is active from its begin until it is rolled back, or committed and applied. After each change of its state
 `ActiveTransactions` updates timers, sessions, reserved space, offset locks and check-back, and calls waiting commands
-again. A start of the broker rebuilds these from the recovered transactions.
+again. A start of the broker rebuilds this state from the recovered transactions.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class ActiveTransactions:
     def on_committed(self, decision: Decision, waiting: ProgressCallback) -> ApplyProgress:
         """Handle a written commit record, which is applied when it is durable; return the progress of its decision.
 
-        `waiting` is called once: when the commit is applied, when applying takes long, or when the fsync has failed.
+        `waiting` is called once: when the commit is applied or late (`ApplyProgress.late`), or its fsync has failed.
         """
         self.note_written(decision.lsn)
         alone = decision.transactions[0] if len(decision.transactions) == 1 else None
@@ -267,7 +267,7 @@ class ActiveTransactions:
         locked = [each.epoch for each in transactions if each.offsets]
         for transaction in transactions:
             self.on_ended(transaction)
-        # The offsets stay locked until the record is durable, because a power failure before that could undo it.
+        # The offsets stay locked until the record is durable: a power failure before that could undo the record.
         if locked:
             self.store.when_durable(lsn, lambda error: self._unlock_offsets(locked, error))
 
@@ -300,7 +300,7 @@ class ActiveTransactions:
         return ends
 
     def resume_commands(self, transaction: Transaction) -> None:
-        """After a failed record, roll the transaction back if its session or timeout has ended, else retry commands."""
+        """After a failed write, roll the transaction back if its session or timeout has ended, else retry commands."""
         if not self._end_orphaned(transaction):
             self.retry_waiting(transaction)
 
@@ -432,7 +432,7 @@ class SpaceReservations:
         """Check that `size_bytes` in `batches` batches may be added to a transaction.
 
         `held_bytes` and `held_batches`: the totals of all unfinished transactions. Raises TransactionTooLarge if this
-        transaction would exceed a limit; Busy if all together would.
+        transaction would exceed a limit; Busy if all unfinished transactions together would.
         """
         for what, limit, found in (
             ("bytes", "transaction_bytes", transaction.size_bytes + size_bytes),

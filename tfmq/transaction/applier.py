@@ -43,7 +43,7 @@ COUNTED_INLINE_MAX: Final = 10_000
 LATE_SECONDS: Final = 10.0
 """If a commit is not applied after this time, the reply to the client has the state "applying"."""
 TURN_BYTES: Final = 8 << 20
-"""Maximum bytes of small tasks (one append each) applied in one turn of the broker (about 10 ms)."""
+"""Maximum bytes of small tasks (each fits into one append) that one turn of the broker applies (about 10 ms)."""
 DUE_WORDS_TOTAL: Final = 4 << 20
 """Maximum of due times in memory for replies (32 MiB). Above it, replies have no handles of delayed messages."""
 DelayedResults: TypeAlias = tuple[ApplyProgress, Sequence[int], Sequence[StoredDelayedBatch]]
@@ -78,7 +78,7 @@ class Applier(ApplyQueues["TargetQueue"]):
         """Whether TURN_BYTES is ignored: from the start of the broker until the applier is idle for the first time."""
         self._release_space, self._on_applied = release_space, on_applied
         self._starting: deque[ApplyProgress] = deque()
-        """Decisions that are not in the queues of their targets yet; a worker computes the targets of the first one."""
+        """Decisions without tasks in the queues yet, because a worker computes the targets of the first of them."""
         self._turn_bytes = 0
         self.due_words = 0
         self._late: deque[tuple[float, ApplyProgress]] = deque()
@@ -197,7 +197,7 @@ class Applier(ApplyQueues["TargetQueue"]):
                 self._targets_done(progress)
 
     def _targets_done(self, progress: ApplyProgress) -> None:
-        # A target that lost effects before their fsync gets them again, so this can be called twice for a decision.
+        # A target that lost unfsynced effects gets these again, so this method may be called twice for a decision.
         if not progress.applied:
             progress.applied = True
             self.store.mark_applied(progress.decision)
@@ -216,7 +216,7 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Blocked, resumed and deleted targets
 
     def target_resumed(self, key: int) -> None:
-        # The target may have lost effects that were written without an fsync: they are applied again, before others.
+        # The target may have lost effects that were not fsynced. Apply these again, before all later effects.
         parts = self.flush_tracker.remove_undurable(key)
         if parts:
             for progress, _ in parts:
@@ -231,12 +231,12 @@ class Applier(ApplyQueues["TargetQueue"]):
                 self.flush_tracker.retry(key)
 
     def blocked_targets(self) -> dict[int, str]:
-        """Return by key why each blocked target accepts no appends, or why the fsync of its effects failed."""
+        """Return key of a blocked target -> why it accepts no appends, or why the fsync of its effects has failed."""
         return self.flush_tracker.fsync_errors | {queue.key: queue.blocked_reason for queue in self.blocked}
 
     @property
     def blocked_count(self) -> int:
-        """Number of applied transactions whose effects at a target may be lost, because it stopped before the fsync."""
+        """Number of applied transactions with effects that may be lost, because a target stopped before the fsync."""
         courses = self.flush_tracker.blocked_decisions()
         for queue in self.by_key.values():
             courses |= {part.progress for part in queue.pending_tasks() if part.progress.applied}
@@ -280,7 +280,7 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Stop
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Do the small tasks, interrupt the large ones after their current slice, fsync all, then call `done()`."""
+        """Do all small tasks, interrupt large tasks after the current slice, fsync all targets, then call `done()`."""
         self.stopping = True
         self._stop_done = done
         self.try_stop()
@@ -299,7 +299,7 @@ class Applier(ApplyQueues["TargetQueue"]):
 logger = logging.getLogger("tfmq.transaction")
 
 OFFSETS_PER_APPEND: Final = 10_000
-"""Maximum of group offsets of several decisions in one append: 512 KiB, well below the limit of a catalog entry."""
+"""Maximum of group offsets that one append has from several decisions (512 KiB). A single decision may have more."""
 
 
 class TargetQueue(ApplyQueue):
@@ -358,7 +358,7 @@ class TargetQueue(ApplyQueue):
         return self._send_messages()
 
     def _drop_applied(self, applied: tuple[int, int] | None) -> bool:
-        self.slice_bytes = self._read_slice_bytes()  # It was unknown if the target could not be opened before.
+        self.slice_bytes = self._read_slice_bytes()  # The maximum is unknown until the target is open.
         there = []
         while applied is not None and self._queue and self._queue[0].position <= applied:
             there.append(self._queue.popleft())
@@ -370,7 +370,7 @@ class TargetQueue(ApplyQueue):
         return bool(self._queue)
 
     def _send_messages(self) -> bool:
-        """Start one append for several adjacent small tasks, or one large task; return False if nothing was started."""
+        """Start one append for as many tasks as fit into it, or one large task; return False if nothing was started."""
         parts: list[ApplyTask] = []
         batches: list[Batch] = []
         pieces: list[Sequence[int]] = []
@@ -421,7 +421,7 @@ class TargetQueue(ApplyQueue):
     ) -> Effect:
         """Return the effect that appends `batches` and moves the target's source position to (`part`'s LSN, `last`).
 
-        `last`: ordinal of the last message. `decided_ms`: commit time of each batch; None: all have that of `part`.
+        `last`: ordinal of the last message. `decided_ms`: commit time of each batch; None: that of `part` for all.
         """
         source = Source(*self._applier.source, part.progress.decision.lsn, last)
         if self.key == OFFSETS_KEY:
@@ -432,7 +432,7 @@ class TargetQueue(ApplyQueue):
         return Append(part.target.topic, *self.partition, batches, source)
 
     def _send_offsets(self) -> None:
-        """Commit the offsets of the first queued decisions with one effect; later offsets replace earlier ones."""
+        """Commit the offsets of as many queued decisions as one effect can have; later offsets replace earlier ones."""
         parts: list[ApplyTask] = []
         groups: list[GroupPositions] = []
         count = 0

@@ -1,4 +1,4 @@
-"""How far commits are applied to their targets, and the fsyncs of their effects there."""
+"""How far commits are applied to their targets, and the fsyncs of the targets after that."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ OFFSETS_MAX: Final = 4096
 UNKNOWN_OFFSET: Final = -1
 
 DUE_WORDS_MAX: Final = 65_536
-"""Maximum of due times in one reply to a commit (512 KiB). A batch whose messages share a due time counts once."""
+"""Maximum of due times in one reply to a commit (512 KiB). A batch with one due time for all messages counts once."""
 
 ProgressCallback: TypeAlias = Callable[["ApplyProgress", BaseException | None], None]
-"""Called with (progress, None) when the commit is applied or takes long; with (progress, error) if its fsync failed."""
+"""Called with (progress, None) when the commit is applied or `late`; with (progress, error) if its fsync failed."""
 
 
 @dataclass(slots=True, eq=False)
 class ApplyProgress:
-    """How far one decision (commit record) is applied to its targets, and the requests that wait for that.
+    """How far one decision (commit record) is applied to its targets, and the requests that wait for the apply.
 
     `pending_targets`: number of targets whose effects are not written yet. `undurable_parts`: number of targets whose
     effects are written and not known to be durable; `blocked`: one of these targets has stopped. `applied`: the effects
@@ -36,8 +36,8 @@ class ApplyProgress:
 
     `damage`: why messages cannot be read from the journal, "" while they can. `losses`: (log id, first ordinal) ->
     number of messages that a repair of the journal lost after the commit. `late`: requests are answered before the
-    commit is applied. `failure`: error of the commit record's fsync. `offsets`: the offset of each batch, -1 if it is
-    not known; empty for more than OFFSETS_MAX batches, for commit groups and after a restart.
+    commit is applied (see `notify_late`). `failure`: error of the commit record's fsync. `offsets`: the offset of each
+    batch, -1 if it is not known; empty for more than OFFSETS_MAX batches, for commit groups and after a restart.
     """
 
     decision: Decision
@@ -100,19 +100,19 @@ class ApplyProgress:
             each()
 
     def notify_late(self) -> None:
-        """Answer the waiting requests before the commit is applied, because a target is blocked or takes long."""
+        """Answer the waiting requests before the commit is applied: a target is blocked, or LATE_SECONDS are over."""
         self.late = True
         self.notify()
 
     def record_offsets(self, batch_indexes: Sequence[int], offsets: Sequence[int]) -> None:
-        """Store offsets for replies, by batch index in the decision; -1 (a later part of a split batch) is ignored."""
+        """Store the offsets of batches for replies. Index -1, which is a later part of a split batch, is ignored."""
         if self.offsets:
             for piece, offset in zip(batch_indexes, offsets, strict=False):
                 if piece >= 0:
                     self.offsets[piece] = offset
 
     def record_delayed(self, batch_indexes: Sequence[int], delayed: Sequence[StoredDelayedBatch]) -> None:
-        """Store for replies where delayed batches are, up to DUE_WORDS_MAX. The indexes are as in `record_offsets`."""
+        """Store for replies where delayed batches are stored, up to a total of DUE_WORDS_MAX due times."""
         for piece, each in zip(batch_indexes, delayed, strict=False):
             if self.offsets and piece >= 0 and self.due_words + len(each.dues) <= DUE_WORDS_MAX:
                 self.due_words += len(each.dues)
@@ -126,7 +126,7 @@ RETRY_SECONDS: Final = 30.0
 
 
 class ApplyTask(NamedTuple):
-    """The part of one decision (`progress`) for one target: the effects that one `TargetQueue` has to write for it."""
+    """The part of one decision (`progress`) for one target: the effects that one `TargetQueue` has to write."""
 
     progress: ApplyProgress
     target: TargetPart
@@ -147,7 +147,7 @@ class WrittenTasks(NamedTuple):
 class FlushTracker:
     """Fsyncs written effects, and tracks them until they are durable. Before that, no consumer gets the messages.
 
-    An fsync of a target is requested up to FSYNC_DELAY_SECONDS after a write; all effects written until then share it.
+    An fsync of a target is requested up to FSYNC_DELAY_SECONDS after a write, and includes all effects written by then.
     The reply to a commit does not wait for the fsync. `complete(progress)` is called when a decision is applied and all
     its effects are durable.
     """

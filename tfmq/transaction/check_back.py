@@ -32,7 +32,7 @@ class CheckBackWait:
 
 @dataclass(slots=True, eq=False)
 class WatchedTransaction:
-    """A prepared transaction that is to be asked about; `last_client`: the client that got the last query, or ""."""
+    """A prepared transaction about which clients are asked. `last_client`: client that got the last query, or ""."""
 
     group: str
     query_count: int = 0
@@ -96,7 +96,7 @@ class CheckBack:
         """Wait until queries of the group are due; return a function that ends the wait with `done([], None)`.
 
         Calls `done(queries, None)` when queries are due, `done([], None)` if none is due within `wait_ms`, and
-        `done(None, Busy)` if too many requests wait.
+        `done(None, Busy)` if the limit of waits is reached.
         """
         wait = CheckBackWait(group, session, done)
         if group in self._due_epochs:

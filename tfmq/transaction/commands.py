@@ -65,7 +65,7 @@ UNDECIDED_STATES: Final = frozenset((states.OPEN, states.PREPARED))
 
 
 class Wait(Exception):
-    """Raised by a command that must wait. `callbacks`: called when the wait ends; `command` adds a retry to them.
+    """Raised by a command that must wait. `callbacks` are called when the wait ends; `command` adds a retry to them.
 
     `asked`: arguments of the retry, if the original ones are buffers that are valid only until the end of the turn.
     """
@@ -96,7 +96,7 @@ def command(step: Callable[..., None]) -> Callable[..., None]:
 
 
 class TransactionCommandHandler:
-    """Executes the commands that concern one transaction, in each of its states; a repeated command gets its result."""
+    """Executes commands that concern one transaction, in any state. A repeated command gets the first result again."""
 
     def __init__(self, active: ActiveTransactions) -> None:
         self._active = active
@@ -106,7 +106,7 @@ class TransactionCommandHandler:
 
     @command
     def begin(self, request: BeginRequest, session: Caller, done: DoneCallback) -> None:
-        """Begin a transaction; calls `done(BeginResult)`. A request that is repeated gets the result of the first.
+        """Begin a transaction; calls `done(BeginResult)`. A repeated request gets the first result again.
 
         Errors: TransactionExists, GroupStale, GroupFenced, NotAllowed (too many groups), BadRequest.
         """
@@ -311,10 +311,10 @@ class TransactionCommandHandler:
     ) -> None:
         """Commit a transaction; calls `done(CommitResult)` once the commit is durable and applied.
 
-        If applying takes long, `done` is called earlier, with the state "applying". `one_phase`: commit an open
-        transaction without a prepare. `heuristic`: an operator commits a prepared transaction. `force`, only with
-        `heuristic`: commit even if messages of the transaction are lost. Errors: those of `prepare`, and Damaged if
-        messages are lost or cannot be read.
+        If a target is blocked, or the commit is not applied after 10 s, `done` gets the state "applying" earlier.
+        `one_phase`: commit an open transaction without a prepare. `heuristic`: an operator commits a prepared
+        transaction. `force`, only with `heuristic`: commit even if messages of the transaction are lost. Errors: those
+        of `prepare`, and Damaged if messages are lost or cannot be read.
         """
         if force and not heuristic:
             raise BadRequest(rejections.FORCE_BY_HAND)
@@ -445,7 +445,7 @@ class TransactionCommandHandler:
         result: Any,
         done: DoneCallback | None,
     ) -> None:
-        """Let `step` queue the record that ends a prepared or heuristic transaction; reply when this is durable."""
+        """Let `step` queue the record that ends a prepared or heuristic transaction; reply when it is durable."""
 
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
@@ -461,7 +461,7 @@ class TransactionCommandHandler:
     def forget(self, xid: str, epoch: int, done: DoneCallback) -> None:
         """Forget the outcome that an operator set; calls `done(True)`, or `done(False)` if there is no such outcome.
 
-        After a heuristic commit whose effects are written to all targets, waits until they are durable there. Error
+        After a heuristic commit whose effects are written to all targets, waits until these effects are durable. Error
         TransactionState: not all effects are written, or a target is blocked.
         """
         transaction = self._active.find_live(xid, epoch)
@@ -557,7 +557,7 @@ class TransactionCommandHandler:
     def _reply_repeated(
         self, epoch: int, state: str, request: TransactRequest, session: Caller, done: DoneCallback
     ) -> bool:
-        """Reply to a repeated request, or raise `Wait` until the first one is written; False: it must be executed."""
+        """If `request` was executed before, reply and return True. Raises `Wait` while the first record is written."""
         transaction = self._store.transactions.get(epoch)
         progress = None
         if transaction is not None:
@@ -668,7 +668,7 @@ class TransactionCommandHandler:
         self.reply_when_all_durable(done, found, refusal)
 
     def reply_when_all_durable(self, done: DoneCallback, result: Any = None, refusal: TfmqError | None = None) -> None:
-        """Reply once all records so far are durable: with `refusal` if there is one, else with `result`."""
+        """Reply once all records written so far are durable: with `refusal` if there is one, else with `result`."""
         self._active.when_all_durable(partial(reply_when_durable, done, result, refusal=refusal))
 
 
@@ -685,7 +685,7 @@ def reply_committed(
     *,
     by_hand: bool = False,
 ) -> None:
-    """Reply to a commit that is applied, takes long, or whose fsync failed (`error`); used as a `ProgressCallback`.
+    """Reply to a commit that is applied or late, or whose fsync failed (`error`). Used as a `ProgressCallback`.
 
     If messages are lost, only an operator (`by_hand`) gets a result, and a client gets an error.
     """

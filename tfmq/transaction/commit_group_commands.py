@@ -74,7 +74,7 @@ class CommitGroupCommands:
         self._submit(group, (*members, *dropped), call, written, done)
 
     def _require_members(self, request: GroupCommitRequest) -> list[Transaction]:
-        """Return the transactions that the request names. Raises GroupIncomplete unless all are prepared members."""
+        """Return the transactions that the request names. Raises GroupIncomplete unless all are prepared and intact."""
         if self._store.stopped is not None:
             raise rejections.journal_stopped(self._store.stopped)
         strangers = set(
@@ -134,7 +134,7 @@ class CommitGroupCommands:
         progress.durable_callbacks.append(settled)
 
     def _repeat_commit(self, request: GroupCommitRequest, rows: int, done: DoneCallback) -> None:
-        """Reply to a repeated request with the first result, and roll back members that have joined since the first."""
+        """Reply to a repeated request with the first result. Roll back members that have joined after that commit."""
         group, sequence = request.group, request.sequence
         left = self._store.commit_groups.find_leftovers(group, sequence)
         self._roll_back_open(left)
@@ -183,7 +183,7 @@ class CommitGroupCommands:
 
     @command
     def forget(self, group: str, done: DoneCallback) -> None:
-        """Forget the last commit and the aborted runs of a group; calls `done(True)`, `done(False)` if it has none."""
+        """Forget a group's last commit and aborted runs; calls `done(True)`, or `done(False)` if the group has none."""
         self._wait_for_records(group)
         known = self._store.commit_groups.by_name.get(group)
         if known is None or not known.has_history:
@@ -223,8 +223,8 @@ class CommitGroupCommands:
         return [each for each in found if each is not None and self._active.is_certainly(each, states.PREPARED)]
 
     def _roll_back_open(self, epochs: Iterable[int]) -> None:
-        """Roll back each of the group's members with these epochs that is open, by a record of its own."""
-        # Called after the group's record is written, so that open members stay open if its write fails. A member whose
+        """Roll back the open transactions among the group's members `epochs`, each by its own record."""
+        # Called after the group's record is written, so that open members stay open if that write fails. A member whose
         # prepare record is being written is rolled back at the end of that write, because it is fenced by then.
         for epoch in epochs:
             transaction = self._store.transactions.get(epoch)
@@ -241,8 +241,8 @@ class CommitGroupCommands:
     ) -> None:
         """Queue a record of the group and call `written` when it is written; until then commands of the group wait.
 
-        If the write fails, the reply is the error and the transactions keep their states, except that open ones are
-        rolled back if their session or timeout has ended meanwhile. If `_submit` raises, no record is queued.
+        If the write fails, `done` gets the error, and the transactions keep their states. Except: an open one is rolled
+        back if its session or timeout has ended meanwhile. If `_submit` raises an error, no record is queued.
         """
 
         def completed(lsn: int, error: BaseException | None) -> None:

@@ -13,7 +13,7 @@ from tfmq.errors import GroupFenced, GroupStale, NotAllowed
 from tfmq.transaction.requests import CommitGroupMember
 
 FENCES_PER_GROUP: Final = 1000
-"""Maximum of aborted runs stored for one group. The oldest are removed first, because their tasks have ended."""
+"""Maximum of aborted runs stored for one group. The oldest runs are removed first, because their tasks have ended."""
 
 ABORTED_RETENTION_MS: Final = 86_400_000
 """How long a group without a commit is stored after its last abort: longer than any task of an aborted run takes."""
@@ -85,7 +85,7 @@ class CommitGroups:
         """Return whether a transaction with this membership may begin or prepare; False if its sequence is committed.
 
         Raises GroupStale if a later sequence is committed, GroupFenced if the run was aborted, and NotAllowed if the
-        group is new and there are too many groups.
+        group is new and the limit of groups is reached.
         """
         group = self._find_or_require_room(member.group)
         if group is None:
@@ -102,7 +102,7 @@ class CommitGroups:
         """Return the commit of this sequence; None if the sequence is new.
 
         Raises GroupStale if a later sequence is committed, or if this sequence is committed with another number of rows
-        and `other_total` is false. Raises GroupFenced if the run was aborted; NotAllowed if there are too many groups.
+        and `other_total` is false; GroupFenced if the run was aborted; NotAllowed for a new group above the limit.
         """
         known = self._find_or_require_room(group)
         if known is None:
@@ -119,12 +119,12 @@ class CommitGroups:
         return None
 
     def is_committed(self, group: str, sequence: int) -> bool:
-        """Return whether `sequence` or a later one is committed. Raises NotAllowed if there are too many groups."""
+        """Return whether `sequence` or a later one is committed. Raises NotAllowed for a new group above the limit."""
         known = self._find_or_require_room(group)
         return known is not None and known.last_commit is not None and sequence <= known.last_commit.sequence
 
     def require_fence_capacity(self, group: str, run: str) -> None:
-        """Raise NotAllowed if `run` cannot be fenced (stored as aborted), because too many runs are stored already."""
+        """Raise NotAllowed if `run` cannot be fenced (stored as aborted), because the limit of such runs is reached."""
         known = self.by_name.get(group)
         mine = known.fenced if known is not None else {}
         if self._fence_count >= self._fences_max and run not in mine and len(mine) < FENCES_PER_GROUP:
@@ -229,7 +229,7 @@ class CommitGroups:
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
-        """Return all groups as plain values, by name. Members are not included: their transactions have the group."""
+        """Return all groups as plain values, by name. Members are left out: the rows of the transactions have them."""
         aborted_ms = {name: (time_ms,) for name, time_ms in self._abort_times.items()}
         return tuple(
             (name, group.last_commit, tuple(group.fenced.items()), *aborted_ms.get(name, ()))

@@ -34,7 +34,7 @@ LIVE_FACTOR: Final = 4
 FILES_MIN: Final = 8
 """Compaction does not begin while all files together are smaller than this many full files."""
 EMPTY_FACTOR: Final = 2
-"""Batches are copied from files of which less than 1/EMPTY_FACTOR is live. Above LIVE_FACTOR there is such a file."""
+"""Batches are copied from files of which less than 1/EMPTY_FACTOR is live. Above LIVE_FACTOR such a file exists."""
 
 BYTES_PER_STEP: Final = 1 << 20
 """Bytes of batches that one step copies; the broker does other work before the next step."""
@@ -94,7 +94,7 @@ class JournalCompaction:
 
     def _read_done(self, found: "tuple[list[AppendMsg], int] | None", error: BaseException | None) -> None:
         if isinstance(error, JournalError | OSError):
-            # No later round reads this file. A client gets an error when the transaction of that entry is committed.
+            # No later round reads this file. A client that commits the transaction of the bad entry gets an error.
             lsn, files = self._lsns[self._next_index], self._journal.files
             number = files[bisect_right([file.first for file in files], lsn) - 1].number
             logger.error("the transaction journal's file %d cannot be emptied: %s", number, error)

@@ -119,7 +119,7 @@ class TransactionCoordinator(TransactionCommandHandler):
         self._housekeeping_timer = self._timers.after(HOUSEKEEPING_SECONDS, self._run_housekeeping, deferrable=True)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Reject new requests, finish the queued work, fsync all effects where possible, then call `done()`.
+        """Reject new requests, finish the queued work, try to fsync all effects, then call `done()`.
 
         The caller runs turns until `done()` is called, and closes the store after that.
         """

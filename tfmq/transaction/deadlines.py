@@ -11,7 +11,7 @@ STALE_ENTRIES_MIN: Final = 1024
 
 
 class EpochHeap:
-    """A map from epochs to values, and its lowest value. The heap is rebuilt when most of its entries are obsolete."""
+    """A map from epochs to values that finds the lowest value by a heap, rebuilt when half of the heap is obsolete."""
 
     def __init__(self) -> None:
         self._values: dict[int, float] = {}
@@ -41,7 +41,7 @@ class EpochHeap:
 
 
 class Deadlines(EpochHeap):
-    """Deadlines by epoch, on the monotonic clock. When one passes, it is removed and `expired(epoch)` is called."""
+    """Deadlines by epoch, on the monotonic clock. When a deadline passes, it is removed and `expired(epoch)` called."""
 
     def __init__(self, timers: Timers, expired: Callable[[int], None]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Deadlines(EpochHeap):
         self._cancel_timer()
 
     def _start_timer(self) -> None:
-        """Start the timer for the lowest heap entry. If its epoch is removed, the timer fires and only restarts."""
+        """Start the timer for the lowest heap entry. If it is obsolete when the timer fires, only restart the timer."""
         if not self._heap:
             return
         due = self._heap[0][0]

@@ -1,7 +1,7 @@
 """Operations of the transaction journal: their fields, encoding and decoding.
 
 A payload is one msgpack array. New fields are only added at its end: a reader ignores fields that it does not know, and
-uses defaults for fields that an older writer omitted. docs/formats/operations.md has the table. Decoding a malformed
+uses defaults for fields that an older writer omitted. docs/formats/operations.md lists all fields. Decoding a malformed
 payload raises `ValueError` and nothing else.
 """
 
@@ -125,7 +125,7 @@ class GroupCommitRecord(NamedTuple):
 
 
 class GroupAbortRecord(NamedTuple):
-    """Aborts `run`, unless `sequence` is committed, and rolls back `dropped`, the epochs of its prepared members."""
+    """Aborts `run`, unless `sequence` is committed. Rolls back `dropped`: the epochs of the run's prepared members."""
 
     group: str
     sequence: int
@@ -241,7 +241,7 @@ _pack: Final = msgpack.Packer(autoreset=True).pack
 
 
 def pack(operation: Operation) -> tuple[int, int, bytes]:
-    """Encode an operation for the journal as (kind, epoch, payload); the epoch is 0 if it concerns no transaction."""
+    """Encode an operation as (kind, epoch, payload); the epoch is 0 if the operation is not for one transaction."""
     kind = type(operation)
     if kind in _SINGLE_TRANSACTION_KINDS:
         return KINDS[kind], operation[0], _pack(operation[1:])  # type: ignore[return-value]
@@ -249,7 +249,7 @@ def pack(operation: Operation) -> tuple[int, int, bytes]:
 
 
 def unpack(kind: int, epoch: int, payload: bytes) -> Operation:
-    """Decode the result of `pack`. Raises ValueError if it is malformed."""
+    """Decode the result of `pack`. Raises ValueError if `payload` is malformed or `kind` is unknown."""
     record = _RECORDS.get(kind)
     if record is None:
         raise ValueError(f"an operation of the unknown kind {kind}; a later version may know it")

@@ -19,15 +19,15 @@ APPEND_BYTES: Final = 8 << 20
 """Maximum bytes of one append, so that the broker's thread is not blocked; a single queue item may be larger."""
 
 CACHED_TRANSACTION_BYTES: Final = 64 << 10
-"""The batches of a transaction of one request stay in memory until they are applied, up to this size."""
+"""If a transaction is sent in one request of up to this size, its batches stay in memory until they are applied."""
 CACHED_TOTAL_BYTES: Final = 32 << 20
-"""Maximum bytes of all batches that stay in memory. Others are read from the journal when they are applied."""
+"""Maximum bytes of all batches that stay in memory. Further batches are read from the journal to be applied."""
 
 WrittenCallback: TypeAlias = Callable[[int, BaseException | None], None]
 """written(lsn, None): the entries of a queue item are written, the last one at `lsn`, and are applied to the table.
 
-They are not fsynced yet. written(0, error): the table is unchanged. After an UncertainWrite the entries may be in the
-journal, after any other error they are not: journal.errors.Full (retry when there is space), Stopped, OSError, others.
+The entries are not fsynced yet. written(0, error): the table is unchanged. After an UncertainWrite the entries may be
+in the journal. After any other error (journal.errors.Full, Stopped, OSError, others) they are not in the journal.
 """
 
 RequestFsync: TypeAlias = Callable[[JournalStore, int, DurableCallback], None]
@@ -41,7 +41,7 @@ class UncertainWrite(Stopped):
 class WriteRequest:
     """An item of the queue: batches of one transaction (`messages`), then an operation. One of the two may be absent.
 
-    All entries of an item are written in one append. If that fails, `revert` is called, and `written` with the error.
+    All entries of an item are written in one append. If it fails, `revert()` and then `written(0, error)` are called.
     """
 
     __slots__ = ("contents", "message_count", "messages", "operation", "revert", "size_bytes", "transaction", "written")
@@ -73,7 +73,7 @@ class WriteRequest:
         self.size_bytes = size
 
     def copy_data(self) -> None:
-        """Copy the batches out of the buffers of the caller, which are valid only until the end of the turn."""
+        """Copy the batches, because the caller's buffers are valid only until the end of the turn."""
         for number, message in enumerate(self.messages):
             if not isinstance(message.data, bytes):
                 own = message._replace(data=bytes(message.data))
@@ -83,7 +83,7 @@ class WriteRequest:
 class JournalWriter:
     """Writes queued items to the transaction journal. Used by one thread only.
 
-    The items queued during a turn are written in one append, or in several if they are too large. Each item is in the
+    The items queued during a turn are written in one append, or in several above APPEND_BYTES. Each item is in the
     journal completely or not at all. After an append its entries are applied to the table, then the `written` callbacks
     are called. While a worker starts a new journal file, the items wait in the queue, with copies of their data. If an
     append fails, all queued items fail, because a later item may have been accepted only because of an earlier one.

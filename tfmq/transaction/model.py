@@ -27,7 +27,7 @@ ROW_WORDS: Final = 4
 """Words per row of `Decision.partition_rows`."""
 
 LOST_LOG_ID: Final = 0
-"""Log id in the location of messages lost by damage. They keep their ordinals, so that no other ordinal changes."""
+"""Log id of messages lost by damage. Lost messages keep their ordinals, so that no other ordinal changes."""
 
 NO_ROWS: Final = array("Q")
 
@@ -35,7 +35,8 @@ NO_ROWS: Final = array("Q")
 class IncomingBatch(NamedTuple):
     """A batch that a client sends in a transaction, for the partition whose log has the id `log_id`.
 
-    `blocks` and `data`: as in `journal.record.batch.Batch`. `data` must stay unchanged until the end of the turn.
+    `blocks`: (size in bytes, number of records, CRC-32) of each block in `data`. `data` must stay unchanged until the
+    end of the turn (one pass of the broker's event loop).
     """
 
     log_id: int
@@ -79,7 +80,7 @@ class BatchLocations(array):  # type: ignore[type-arg]
 
 
 def pack_locations(words: "array[int]") -> bytes:
-    """Return the locations as big-endian bytes. `words` must not be used afterwards."""
+    """Return the locations as big-endian bytes. `words` is changed, and must not be used afterwards."""
     if sys.byteorder == "little":
         words.byteswap()
     return words.tobytes()
@@ -102,7 +103,7 @@ class Transaction:
 
     `topics`: log id -> topic name. `offsets`: the consumer offsets to commit, set by the prepare or commit record.
     Times are wall clock times in ms, 0 if not set. `obsolete`: the transaction no longer needs its journal entries.
-    `lost_messages`: how many of its `messages` damage of the journal destroyed. `runtime`: `TransactionRuntimeState`.
+    `lost_messages`: how many of `messages` were lost by damage of the journal. `runtime`: `TransactionRuntimeState`.
     """
 
     epoch: int
@@ -125,7 +126,7 @@ class Transaction:
     decision: "Decision | None" = None
     obsolete: bool = False
     cached_batches: Sequence[Batch] | None = None
-    """All batches, if they are so small that they stay in memory until they are applied; None otherwise."""
+    """Copies of all batches, kept in memory until they are applied; None if they must be read from the journal."""
     file_references: list[int] = field(default_factory=list)
     """One LSN in each journal file to which the transaction has a reference."""
     runtime: Any = None
@@ -139,7 +140,7 @@ class Transaction:
 
 
 class TargetPart(NamedTuple):
-    """The part of a decision for one partition. A partition that has message `last_ordinal` has the whole part."""
+    """The part of a `Decision` for one partition. A partition with message `last_ordinal` has the whole part."""
 
     log_id: int
     topic: str
@@ -193,9 +194,9 @@ class Decision:
         return [places for each in self.transactions for places in each.offsets]
 
     def partition_rows(self, log_id: int) -> "array[int]":
-        """Return four words for each batch of the decision for the partition `log_id`; empty if it has no such batch.
+        """Return four words for each batch that the decision has for the partition `log_id`.
 
-        The words are: LSN, ordinal of the first message, count and size as in `BatchLocations`, index in the decision.
+        The words: LSN, ordinal of the first message, one word with message count and size, index in the decision.
         """
         if self._targets is None:
             self.compute_targets()

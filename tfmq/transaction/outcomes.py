@@ -26,7 +26,7 @@ STATES: Final = (COMMITTED, ROLLED_BACK)
 STATE_BITS: Final = 8
 
 NEWEST_MAX: Final = 2048
-"""Maximum of outcomes in the dict of `Outcomes` (250 bytes each). A full dict becomes a sealed run, in 0.6 ms."""
+"""Maximum of outcomes in the dict of `Outcomes` (250 bytes each). A full dict becomes an `OutcomeRun`, in 0.6 ms."""
 NEWEST_SHARE: Final = 16
 """The dict has at most 1/NEWEST_SHARE of `outcomes_max`, because it becomes a run, and a run expires as a whole."""
 
@@ -66,8 +66,9 @@ class Outcomes:
 
     An outcome takes 32 bytes: the digest of the name with a secret `key`, the epoch, time and state. The newest
     outcomes are in a small dict, older ones in sealed runs: sorted rows that never change. Small runs are merged. A run
-    is removed as a whole: when it is too old, or when it is the oldest one and there are too many outcomes. The same
-    outcomes in the same order result in the same table, also after a restart from a snapshot. `key` must be set first.
+    is removed as a whole, `retention_ms` after its newest outcome; above `outcomes_max`, the oldest run is removed. The
+    same outcomes in the same order result in the same table, also after a restart from a snapshot. `key` must be set
+    before the first use.
     """
 
     def __init__(self, *, outcomes_max: int, retention_ms: int) -> None:
@@ -116,7 +117,7 @@ class Outcomes:
         self.expired_epoch = ALL_EPOCHS
 
     def mark_epochs_leased(self, end: int) -> None:
-        """Note that epochs below `end` were leased. After a loss of entries, outcomes from `end` on are complete."""
+        """Note that epochs below `end` are leased. After a loss of entries, only outcomes below it may be missing."""
         if self.expired_epoch == ALL_EPOCHS:
             self.expired_epoch = end - 1
 
@@ -131,7 +132,7 @@ class Outcomes:
             yield from reversed(list(run.find(digest)))
 
     def _seal_dict(self) -> None:
-        """Move the outcomes of the dict to a new sealed run; remove the oldest runs if there are too many outcomes."""
+        """Move the outcomes of the dict to a new sealed run; remove the oldest runs above the limit of outcomes."""
         size = _TAIL.size
         rows = [
             digest + tails[position : position + size]
@@ -148,7 +149,7 @@ class Outcomes:
             self._remove_oldest_run()
 
     def _merge_runs(self) -> None:
-        """Merge the newest MERGED_RUNS runs into one, if none of them is merged and the result is not too large."""
+        """Merge the newest MERGED_RUNS runs into one, if none of them is merged and MERGED_SHARE permits the result."""
         runs = self._runs[-MERGED_RUNS:]
         size = sum(len(run.rows) for run in runs) // ROW_SIZE
         if len(runs) < MERGED_RUNS or runs[0].merged or size * MERGED_SHARE > self._outcomes_max:

@@ -14,7 +14,7 @@ LeaseTime = Callable[[int], int | None]
 NO_NUMBER: Final = -1
 
 NOT_STAMPED: Final = 0
-"""`seen_ms` after a batch, whose journal entry has no time. The next operation in the journal sets the time."""
+"""`seen_ms` after a batch, because the entry of a batch has no time. The next operation in the journal sets it."""
 
 NUMBER_EXPIRED = (
     "Transaction {number} of this producer id has ended and later ones have begun: its outcome is no longer stored"
@@ -27,7 +27,7 @@ PARTIAL_DUPLICATE = (
 
 
 class RequestOutcome(NamedTuple):
-    """The transaction that a request began. `state`: "prepared", "committed", "rolled_back", or "" before a record."""
+    """The transaction that a request began. `state`: "prepared", "committed", "rolled_back"; "" without a record."""
 
     epoch: int
     state: str
@@ -37,9 +37,9 @@ class RequestOutcome(NamedTuple):
 class ProducerState:
     """State of one producer id. The snapshot has the fields in the same order.
 
-    `sequence_epoch`: epoch of the id's latest transaction with messages; `first_sequence`: sequence of its first
-    message. `last_number`, `last_epoch`, `last_state`: number of the begin request, epoch and state of the id's latest
-    transaction with a record. `seen_ms`: wall clock time of the id's last journal entry, or NOT_STAMPED.
+    `sequence_epoch`: epoch of the id's latest transaction with messages; `first_sequence`: sequence of the first
+    message in it. `last_number`, `last_epoch`, `last_state`: of the id's latest transaction with a record, the number
+    of the begin request, the epoch and the state. `seen_ms`: time of the id's last journal entry, or NOT_STAMPED.
     """
 
     next_sequence: int = 0
@@ -58,7 +58,7 @@ class ProducerStates:
     """State of all producer ids that send in transactions, the longest idle first, rebuilt from the journal.
 
     A client uses one producer id for each of its concurrent transactions. The sequences of an id are contiguous over
-    all partitions, and its transaction numbers increase. Idle ids expire. If there are too many ids, the longest idle
+    all partitions, and its transaction numbers increase. Idle ids expire. Above `producers_max` ids, the longest idle
     ones expire. An unknown id up to `expired_id` may have expired, so it is not accepted as new. Batches that are
     queued for the journal are *staged*: the checks count them as if they were written.
     """
@@ -135,7 +135,7 @@ class ProducerStates:
         return known[2] if known is not None else 0
 
     def _sequences(self, producer_id: int) -> tuple[int, int, int] | None:
-        """Return a row as in `_staged`, or made from written batches if none are queued; None for an unknown id."""
+        """Return (epoch, first sequence, next sequence) as if queued batches were written; None for an unknown id."""
         staged = self._staged.get(producer_id)
         if staged is not None:
             return staged
@@ -145,7 +145,7 @@ class ProducerStates:
         return stream.sequence_epoch, stream.first_sequence, stream.next_sequence
 
     def _require_new(self, producer_id: int, now_ms: int) -> None:
-        """Raise UnknownProducer if the id's state may have expired. A recent lease of the id proves that it has not."""
+        """Raise UnknownProducer if the id may have expired: it is up to `expired_id` or leased over `idle_ms` ago."""
         leased = self._lease_time(producer_id)
         if producer_id <= self.expired_id or leased is None or leased + self._idle_ms < now_ms:
             raise UnknownProducer(producer_id=producer_id)
@@ -193,7 +193,7 @@ class ProducerStates:
         self.discard_begun(producer_id, number)
 
     def expire(self, now_ms: int) -> None:
-        """Replace NOT_STAMPED by `now_ms` in each `seen_ms`, and remove producer ids that were idle for too long."""
+        """Replace NOT_STAMPED by `now_ms` in each `seen_ms`, and remove producer ids that were idle for `idle_ms`."""
         streams = self._producers
         for producer_id in self._unstamped:
             streams[producer_id].seen_ms = now_ms

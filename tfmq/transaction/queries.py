@@ -25,7 +25,7 @@ UNDURABLE_STATES: Final = {
     states.HEURISTIC_COMMITTED: states.COMMITTING,
     states.HEURISTIC_ROLLED_BACK: states.ROLLING_BACK,
 }
-"""State of a transaction -> state shown to users while the record that led to the first is not durable."""
+"""State -> state that users are shown in its place while the record of the change to this state is not durable."""
 
 
 class TransactionQueries:
@@ -38,11 +38,11 @@ class TransactionQueries:
     def page(
         self, wanted: Sequence[str] | None, after_epoch: int, limit: int, group: str = ""
     ) -> tuple[list[dict[str, Any]], bool, int]:
-        """Return a page of transactions: (rows by epoch, whether there are more, last examined epoch).
+        """Return a page of transactions: (rows sorted by epoch, whether there are more, last examined epoch).
 
-        To get the next page, pass the last examined epoch as `after_epoch`. A page may be short or empty although there
-        are more. Rows are as in the reply to LIST_TRANSACTIONS. `wanted`: the states of the transactions to return;
-        None: ATTENTION_STATES, and transactions in doubt.
+        To get the next page, pass the last examined epoch as `after_epoch`. A page may have fewer than `limit` rows, or
+        none, although there are more. The rows are those of the reply to LIST_TRANSACTIONS. `wanted`: the states of the
+        transactions to return; None: all transactions that are in ATTENTION_STATES or in doubt.
         """
         rows: list[dict[str, Any]] = []
         after = after_epoch
@@ -102,7 +102,7 @@ class TransactionQueries:
         }
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
-        """Return the details of the transaction `xid` (epoch 0: the latest of this name); `state` may be "unknown"."""
+        """Return the details of the transaction `xid` (epoch 0: the latest); `state` is "unknown" if there is none."""
         transaction = self._store.transactions.get(epoch) if epoch else self._store.by_xid.get(xid)
         if transaction is not None and transaction.xid == xid:
             return self._details(transaction)

@@ -1,4 +1,4 @@
-"""The errors of rejected transaction commands. Each function returns an error, which the caller raises or replies."""
+"""The errors of rejected transaction commands. The functions return errors; their callers raise or send them."""
 
 import logging
 from typing import Final
@@ -75,12 +75,12 @@ def not_open(epoch: int) -> UnknownTransaction:
 
 
 def wrong_state(xid: str, state: str, rule: str) -> TransactionState:
-    """Return the error for a command that `state` does not permit; `rule` is the end of its text."""
+    """Return the error for a command that `state` does not permit. `rule`: the reason, which ends the error's text."""
     return TransactionState(f"The transaction {xid} is {state}; {rule}.", state=state)
 
 
 def member_rule(member: CommitGroupMember) -> str:
-    """Return the `rule` of `wrong_state` for a client's commit of a single member of a commit group."""
+    """Return the `rule` for `wrong_state` if a client tries to commit one member of a commit group by itself."""
     return (
         f"it belongs to the commit group {member.group}, whose commit of sequence {member.sequence} commits it with the"
         " others"
@@ -102,7 +102,7 @@ def lost(xid: str, lost: int, messages: int) -> Damaged:
 
 
 def lost_since(xid: str, state: str, lost: int, messages: int) -> Damaged:
-    """Return the error for a committed transaction with lost messages, which its partitions may not have received."""
+    """Return the error for a committed transaction that lost messages, some perhaps before its partitions had them."""
     sentence = (
         f"The transaction {xid or 'without a name'} is committed, but damage in the transaction journal took up to"
         f" {lost} of its {messages} messages before their partitions had them. Look at what its topics have."

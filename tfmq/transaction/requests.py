@@ -53,7 +53,7 @@ class BeginResult(NamedTuple):
 
 
 class PrepareResult(NamedTuple):
-    """Result of a prepare. `state`: "prepared", or "read_only" without messages and offsets. `expires_ms` 0: never."""
+    """Result of a prepare. `state`: "prepared", or "read_only" for an empty transaction. `expires_ms`: 0 for never."""
 
     state: str
     expires_ms: int
@@ -63,9 +63,9 @@ class CommitResult(NamedTuple):
     """Result of a commit.
 
     `dropped`: number of messages not delivered because their topic was deleted. `offsets`: the offset of each batch in
-    the order sent, -1 if it is not known or not durable; [] for large transactions and after a restart. `repeated`: an
-    earlier request has committed the transaction. `delayed`: index of a delayed batch -> where the batch is stored, as
-    far as that is known. `lost`: number of messages lost by damage, for operators.
+    the order sent, -1 if it is not known or not durable; [] for more than 4096 batches and after a restart. `repeated`:
+    an earlier request has committed the transaction. `delayed`: index of a delayed batch -> where the batch is stored,
+    for the batches of which this is known. `lost`: number of messages lost by damage, if an operator commits.
     """
 
     state: str
@@ -82,7 +82,7 @@ class RollbackResult(NamedTuple):
 
 
 class TransactRequest(NamedTuple):
-    """A local transaction with `batches` (`IncomingBatch`) and `offsets` (for `ApplyTarget.check_offsets`)."""
+    """Request for a whole local transaction: its `batches` (`IncomingBatch`) and the consumer `offsets` to commit."""
 
     producer_id: int
     number: int
@@ -115,7 +115,7 @@ class GroupCommitRequest(NamedTuple):
 
 
 class GroupCommitResult(NamedTuple):
-    """Result of a group commit. `state`: "committed" or "applying". `rows`: number of rows in the first request."""
+    """Result of a group commit. `state`: "committed" or "applying". `rows`: the number stated by the first request."""
 
     state: str
     repeated: bool

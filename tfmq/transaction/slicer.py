@@ -1,8 +1,8 @@
 """Reads a decision's messages for one partition from the journal, and splits them into slices.
 
 A decision is a commit of one or more transactions; a slice is a part of its messages that one append writes. A slice
-has at most 1 MiB, unless one block is larger, and ends at the end of a block. The next slice begins there, even if it
-is written after a crash. Batches of delayed messages are never split, because an arrival header with their due times
+has at most 1 MiB, unless one block is larger, and ends at the end of a block. The next slice begins where the last one
+ended, also after a crash. Batches of delayed messages are never split, because an arrival header with their due times
 precedes all records of the batch. Every journal entry is verified when it is read.
 """
 
@@ -33,7 +33,7 @@ ReadEntry = Callable[[int, int], JournalEntry]
 """read(lsn, size): return the verified entry at this LSN. `size`: estimated size of the entry in bytes."""
 
 ENTRY_EXTRA: Final = 1024
-"""Estimated bytes of an entry besides its messages. An entry with many small blocks is larger: it is read twice."""
+"""Estimated bytes of an entry besides its messages. If many small blocks make it larger, the entry is read twice."""
 
 
 class _SliceBuilder:
@@ -90,9 +90,9 @@ class _SliceBuilder:
 def read_slices(
     read: ReadEntry, rows: "array[int]", log_id: int, after: int, slice_bytes: int = SLICE_BYTES
 ) -> Iterator[Slice]:
-    """Yield slices with the messages of `rows` (from `Decision.partition_rows`) whose ordinal is above `after`.
+    """Yield slices with all messages above the ordinal `after`. `rows`: the batches, from `Decision.partition_rows`.
 
-    Lost messages are skipped and logged. Raises the errors of `read`, and Corrupt if an entry is not the one in `rows`.
+    Lost messages are skipped and logged. Raises the errors of `read`, and Corrupt if an entry does not match its row.
     """
     slicing = _SliceBuilder(slice_bytes, never_split=log_id == ARRIVALS_KEY)
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
@@ -114,7 +114,7 @@ def read_slices(
 def slice_cached(
     batches: Sequence[Batch], rows: "array[int]", log_id: int, after: int, slice_bytes: int = SLICE_BYTES
 ) -> list[Slice]:
-    """Like `read_slices`, for a small transaction whose `batches` are in memory."""
+    """Like `read_slices`, but for a transaction whose `batches` are in memory."""
     slicing = _SliceBuilder(slice_bytes, never_split=log_id == ARRIVALS_KEY)
     found: list[Slice] = []
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
@@ -135,7 +135,10 @@ def read_slices_nowait(
     after: int,
     slice_bytes: int = SLICE_BYTES,
 ) -> list[Slice] | None:
-    """As `read_slices`; None if `read` returns None, messages are lost, or the result would be a large one."""
+    """Return the slices of `read_slices` as a list; None if a worker must read them.
+
+    This is so above ENTRIES_PER_READ or SLICE_BYTES, if messages are lost, or if `read` returns None for an entry.
+    """
     start = first_row(rows, after)
     if len(rows) - start > ENTRIES_PER_READ * ROW_WORDS:
         return None

@@ -26,7 +26,7 @@ VERSION: Final = 1
 NAME: Final = "the snapshot of the transactions"
 
 YIELD_ROWS: Final = 64
-"""Number of rows (0.2 ms) after which the encoding worker lets the broker's thread run; Python alone does so later."""
+"""Number of rows (0.2 ms) after which the encoding worker lets the broker's thread run, earlier than Python does."""
 
 
 class SnapshotHead(NamedTuple):
@@ -73,7 +73,7 @@ def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable
 
 
 DURABLE_STATES: Final = {states.PREPARING: states.OPEN, states.COMMITTED: states.APPLYING}
-"""State without a journal record -> state that the snapshot has instead. `_row` maps COMMITTING and ROLLING_BACK."""
+"""State without a journal record -> state in the snapshot instead. `_row` replaces COMMITTING and ROLLING_BACK."""
 
 
 def _row(

@@ -23,14 +23,14 @@ class State(StrEnum):
 class Event(StrEnum):
     """What changes a transaction's state. The values are texts for error messages."""
 
-    # Requests: the record is queued, and its write may still fail.
+    # Requests: a request has queued its record, or the write of this record has failed.
     REQUEST_PREPARE = "ask to prepare"
     REQUEST_COMMIT = "ask to commit"
     REQUEST_ROLLBACK = "ask to roll back"
     RECORD_FAILED = "the record was not written, nothing was prepared"
     RECORD_FAILED_PREPARED = "the record was not written, the transaction stays prepared"
 
-    # Records: the record of that change is written to the journal.
+    # Records: the record of the change is written to the journal.
     PREPARE = "prepare"
     COMMIT = "commit"
     ROLLBACK = "roll back"
@@ -62,7 +62,7 @@ TRANSITIONS: Final[dict[tuple[str, str], State]] = {
     (ROLLING_BACK, RECORD_FAILED): OPEN,
     (COMMITTING, RECORD_FAILED_PREPARED): PREPARED,
     (ROLLING_BACK, RECORD_FAILED_PREPARED): PREPARED,
-    # Some of these begin in OPEN or PREPARED, because recovery replays records without the requests before them.
+    # Some of the next transitions begin in OPEN or PREPARED, because recovery replays records without the requests.
     (OPEN, PREPARE): PREPARED,
     (PREPARING, PREPARE): PREPARED,
     (OPEN, COMMIT): APPLYING,
@@ -83,7 +83,7 @@ ENDED_STATES: Final = frozenset((COMMITTED, ROLLED_BACK, READ_ONLY))
 """A transaction in one of these states has ended, and no command can change it."""
 
 HEURISTIC_STATES: Final = frozenset((HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK))
-"""States after an operator has ended a transaction, which is kept in one of them until the forget command."""
+"""States of a transaction that an operator has ended. It stays in such a state until the forget command."""
 
 IN_DOUBT_STATES: Final = frozenset((PREPARED, COMMITTING, ROLLING_BACK))
 """A transaction in one of these states is in doubt if it was prepared, that is, has `Transaction.prepared_ms`."""

@@ -32,7 +32,7 @@ EPOCH_RANGE: Final = 1 << 20
 """Number of epochs leased at once. Each start leases a range; epochs have 63 bits, enough for any number of starts."""
 
 RENEW_BELOW: Final = EPOCH_RANGE // 2
-"""If fewer leased epochs are left than this, the next range is leased, so that it is durable before they run out."""
+"""If fewer leased epochs are left than this, the next range is leased. This must be durable before none is left."""
 
 LEASE_PENDING = (
     "The broker's transaction journal is being written; new transactions wait for it. Try again in a moment."
@@ -73,7 +73,7 @@ class EpochAllocator:
         self._next, self._end = first, end
 
     def allocate(self) -> int:
-        """Allocate an epoch. If none is left: raises Busy during a lease, DiskFull or StorageStopped if that failed."""
+        """Allocate an epoch. If none is left: raises Busy during a lease, else DiskFull or StorageStopped."""
         if self._end - self._next < RENEW_BELOW and not self._leasing:
             self._leasing = True
             end = self._end + EPOCH_RANGE
@@ -264,7 +264,7 @@ class TransactionStore:
     ) -> None:
         """Queue the commit record of a prepared transaction, or of an open one (a one-phase commit).
 
-        With a one-phase commit, `offsets` and `batches` may be passed, which are written atomically with the record.
+        In a one-phase commit, `offsets` and `batches` may be passed. They are written atomically with the record.
         When the record is written, the state becomes "applying" and `transaction.decision` is set.
         """
         if transaction.prepared_ms and (offsets or batches):
@@ -296,7 +296,7 @@ class TransactionStore:
         self._enqueue(operation, written, transaction)
 
     def heuristic_commit(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Commit a prepared transaction for an operator: as `commit`, but it stays in `transactions` until `forget`."""
+        """Queue an operator's commit of a prepared transaction, which then stays in `transactions` until `forget`."""
         if transaction.state != states.PREPARED:
             raise states.InvalidTransition(transaction.state, states.HEURISTIC_COMMIT)
         self._table.change_state(transaction, states.REQUEST_COMMIT)
@@ -304,7 +304,7 @@ class TransactionStore:
         self._enqueue(operation, written, transaction)
 
     def heuristic_rollback(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Roll back a prepared transaction for an operator: it stays in `transactions` until `forget`."""
+        """Queue an operator's rollback of a prepared transaction, which then stays in `transactions` until `forget`."""
         if transaction.state != states.PREPARED:
             raise states.InvalidTransition(transaction.state, states.HEURISTIC_ROLLBACK)
         self._table.change_state(transaction, states.REQUEST_ROLLBACK)
@@ -360,7 +360,7 @@ class TransactionStore:
     ) -> None:
         """Queue one record that commits all `members` and rolls back `dropped`; all of these must be prepared.
 
-        When the record is written, the members share one `decision`. Without members it only rolls back `dropped`.
+        When the record is written, the members share one `decision`. A record without members only rolls back.
         """
         self._request_end(members, dropped)
         operation = journal_records.GroupCommitRecord(
@@ -420,7 +420,7 @@ class TransactionStore:
         return transaction.lsn < self._journal.forced_offset
 
     def find_pending_rollback(self, xid: str, epoch: int = 0) -> Transaction | None:
-        """Return a prepared transaction whose rollback record is written but not durable, or None."""
+        """Return transaction `xid` (epoch 0: the latest) if its rollback is written but not durable, else None."""
         for transaction in reversed(self._table.pending_rollbacks.values()):
             if transaction.origin.xid == xid and epoch in (0, transaction.epoch):
                 return None if self.is_durable(transaction) else transaction
@@ -432,7 +432,7 @@ class TransactionStore:
         return self._journal.stopped
 
     def certainly_not_committed(self, xid: str, epoch: int) -> bool:
-        """Return whether a local transaction was certainly not committed: the outcome of a commit would be stored."""
+        """Return whether a local transaction was certainly not committed, as a commit's outcome would be stored."""
         given = self._table.local_outcomes.expired_epoch < epoch < self._table.epochs_end
         return given and xid.startswith(LOCAL_PREFIX) and self.find_outcome(xid, epoch) is None
 
@@ -441,7 +441,7 @@ class TransactionStore:
     def read_slices(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> Iterator[Slice]:
-        """Yield verified slices with the decision's messages for the partition `log_id` after ordinal `after`.
+        """Yield the decision's messages for the partition `log_id` above ordinal `after`, verified, slice by slice.
 
         May be called in any thread. Raises OSError, Corrupt.
         """
@@ -450,7 +450,7 @@ class TransactionStore:
     def read_slices_nowait(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> list[Slice] | None:
-        """Return the slices of `read_slices`; None if they are large or must be read from the disk. Raises Corrupt."""
+        """Return the slices of `read_slices`, or None if a worker must read them (see `slicer`). Raises Corrupt."""
         cached = decision.transactions[0].cached_batches
         rows = decision.partition_rows(log_id)
         if cached is not None:

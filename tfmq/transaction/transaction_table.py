@@ -92,10 +92,10 @@ class TransactionTable:
     """Live transactions, outcomes, producer states and commit groups, replayed from the journal.
 
     The same entries in the same order result in the same table, also if recovery begins with a snapshot. `add_open` and
-    `complete` have no journal entry. So recovery restores decisions (commits) that were complete before; the source
-    positions of their targets show that they are applied. An entry that contradicts earlier entries raises ValueError.
-    After a filler, which a repair writes in place of lost entries, missing messages are counted as lost instead, and
-    missing transactions are ignored.
+    `complete` have no journal entry. So recovery also restores decisions (commits) that were complete before the stop;
+    the source positions of the targets show that these are applied. An entry that contradicts earlier entries raises
+    ValueError. After a filler, which a repair writes in place of lost entries, missing messages are counted as lost
+    instead, and missing transactions are ignored.
 
     `outcomes`: how transactions with a name given by a client have ended; `local_outcomes`: the same for local ones.
     """
@@ -320,7 +320,7 @@ class TransactionTable:
         return self.transactions.get(epoch) or self._add(Transaction(epoch, UNKNOWN_ORIGIN))
 
     def _existing(self, *epochs: int) -> list[Transaction]:
-        """Return the transactions with these epochs. If one is missing, raise ValueError, or after a repair omit it."""
+        """Return the transactions with these epochs. If one is missing, raises ValueError; after a repair, omits it."""
         found = []
         for epoch in epochs:
             transaction = self.transactions.get(epoch)
@@ -383,7 +383,10 @@ class TransactionTable:
     # Entries lost in a repair
 
     def _check_message_count(self, transaction: Transaction, messages: int) -> None:
-        """Count as lost the messages that the record states and the journal lacks; ValueError if no repair was made."""
+        """Count as lost the messages that are in the record's count `messages`, but not in the journal.
+
+        Raises ValueError if messages are missing although no repair has removed entries, or if there are too many.
+        """
         if missing := messages - transaction.messages:
             if missing < 0 or not self.fillers_seen:
                 has = f"transaction {transaction.epoch} has {transaction.messages} messages in the journal"
@@ -398,10 +401,10 @@ class TransactionTable:
         transaction.lost_messages += missing
 
     def lose(self, places: Set[int]) -> None:
-        """Count the messages of the batches at the LSNs `places`, which a repair could not restore, as lost.
+        """Count as lost the messages of the batches at the LSNs `places`, because a repair could not restore them.
 
         Batches of committed transactions are not counted here, because their partition may have the messages already.
-        If it does not, the loss is found when the applier reads the batches.
+        If the partition lacks the messages, the applier finds the loss when it reads the batches.
         """
         for transaction in self.transactions.values():
             if transaction.decision is not None or places.isdisjoint(transaction.batch_lsns()):
@@ -483,7 +486,7 @@ class EntryRelocations:
 
     def relocate(self, transaction: Transaction, lsn: int, moved_from: int) -> bool:
         """Change the LSN of the batch at `moved_from` to `lsn`; return False if there is no such batch."""
-        # Compaction copies the batches of one transaction after the other, so the index of one transaction is enough.
+        # Compaction copies one transaction completely before the next one, so the index of one transaction is enough.
         epoch, rows = self._row_index
         if epoch != transaction.epoch or moved_from not in rows:
             rows = {at: row for row, at in enumerate(transaction.locations[0::WORDS_PER_BATCH])}
