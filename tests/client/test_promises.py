@@ -13,7 +13,7 @@ from tests.client.fake_broker import LOSE, SWALLOW
 from tests.client.producer.test_core import arguments
 from tests.client.rig import SenderRig
 from tests.client.scripted import Broker, Script
-from tfmq.client.consumer.positions import ReadPosition
+from tfmq.client.consumer.message import ReadPosition
 from tfmq.client.producer.core import ProducerCore
 from tfmq.client.producer.delivery import BlockingDeliveryOwner
 from tfmq.consumer import Consumer

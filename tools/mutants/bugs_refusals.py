@@ -75,7 +75,7 @@ HANDLERS: Final = (
     Mutant(
         "messages-taken-from-the-handlers-of-a-run",
         "during a run no other caller is handed messages",
-        "tfmq/client/consumer/positions.py",
+        "tfmq/client/consumer/ack_tracker.py",
         ("        if self.is_run_active:\n            raise NotAllowed(\n"),
         ("        if self.is_run_active and False:\n            raise NotAllowed(\n"),
         ["tests/client/worker/test_running.py::test_within_a_run_no_other_caller_is_handed_messages"],

@@ -12,7 +12,7 @@ LEDGER: Final = "tests/client/consumer/test_positions.py"
 POSITIONS: Final = "tests/client/consumer/test_positions.py"
 
 _RUNNING = "tfmq/client/worker/runner.py"
-_LEDGER = "tfmq/client/consumer/positions.py"
+_LEDGER = "tfmq/client/consumer/ack_tracker.py"
 _POSITIONS = "tfmq/client/consumer/positions.py"
 
 SAVED: Final = (

@@ -23,9 +23,8 @@ from tfmq.client.consumer.fetcher import (
     PartitionFetchState,
     filter_batch,
 )
-from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.consumer.message import Batch, ReadPosition, ReceivedMessage
 from tfmq.client.consumer.options import FETCH_BYTES
-from tfmq.client.consumer.positions import Batch, ReadPosition
 from tfmq.errors import (
     BadRequest,
     Busy,

@@ -8,19 +8,18 @@ import pytest
 
 from tests.client.blocks import INCARNATION, Bytes
 from tests.scale import seeded
+from tfmq.client.consumer.ack_tracker import AckTracker, AckTrackers
 from tfmq.client.consumer.decoder import Decoder
-from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.positions import (
+from tfmq.client.consumer.message import (
     CURRENT_MESSAGE,
     UNKNOWN,
-    AckTracker,
-    AckTrackers,
     Batch,
-    Positions,
     ReadPosition,
+    ReceivedMessage,
     partition_of,
     position_after,
 )
+from tfmq.client.consumer.positions import Positions
 from tfmq.errors import BadRequest, Fenced
 from tfmq.offsets.storage import PartitionName
 

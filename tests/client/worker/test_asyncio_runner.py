@@ -13,7 +13,7 @@ import pytest
 
 import tfmq.aio
 from tests.client.handling_rig import GROUP, TOPIC, Bench
-from tfmq.client.consumer.positions import CURRENT_MESSAGE
+from tfmq.client.consumer.message import CURRENT_MESSAGE
 from tfmq.client.worker.asyncio_runner import HandlerThreads
 from tfmq.testing.broker import SimulatedBroker
 

@@ -11,7 +11,7 @@ import pytest
 
 import tfmq
 from tests.client.consumer.test_positions import batch_of_ledger
-from tfmq.client.consumer.positions import CURRENT_MESSAGE
+from tfmq.client.consumer.message import CURRENT_MESSAGE
 from tfmq.client.worker.dead_letter_store import Failure
 from tfmq.client.worker.listeners import (
     Listeners,

@@ -6,8 +6,9 @@ import pytest
 
 from tests.client.blocks import INCARNATION, Bytes
 from tests.scale import seeded
+from tfmq.client.consumer.ack_tracker import AckTracker
 from tfmq.client.consumer.decoder import Decoder
-from tfmq.client.consumer.positions import AckTracker, ReadPosition
+from tfmq.client.consumer.message import ReadPosition
 from tfmq.client.worker.ordered_queues import NEVER, ORDERS, HandlerJob, OrderedQueues
 from tfmq.offsets.storage import PartitionName
 

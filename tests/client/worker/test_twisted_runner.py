@@ -15,7 +15,7 @@ from tests import reactor as rig
 from tests.client.handling_rig import GROUP, TOPIC, Bench
 from tests.reactor import pause
 from tfmq import twisted
-from tfmq.client.consumer.positions import CURRENT_MESSAGE
+from tfmq.client.consumer.message import CURRENT_MESSAGE
 from tfmq.client.worker.listeners import Reject
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.testing.broker import SimulatedBroker

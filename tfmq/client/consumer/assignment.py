@@ -14,8 +14,9 @@ from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.fetcher import Fetcher, PartitionFetchState
+from tfmq.client.consumer.message import ReadPosition
 from tfmq.client.consumer.options import ConsumerOptions, StartPosition
-from tfmq.client.consumer.positions import Positions, ReadPosition
+from tfmq.client.consumer.positions import Positions
 from tfmq.client.consumer.rebalance import Rebalance
 from tfmq.client.consumer.start_position import StartPositions, Starts
 from tfmq.client.operation import NEVER, Event, Operation, Wait

@@ -18,10 +18,10 @@ from tfmq.client.connection.requests import wait_for_reply
 from tfmq.client.consumer.assignment import Assignment
 from tfmq.client.consumer.fetcher import Fetcher, FetchSession, PartitionFetchState
 from tfmq.client.consumer.membership import Membership, ZooKeeperMembership
-from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.consumer.message import UNKNOWN, ReadPosition, ReceivedMessage, partition_of
 from tfmq.client.consumer.offset_commit import GroupOffsets
 from tfmq.client.consumer.options import ConsumerOptions, seek_position
-from tfmq.client.consumer.positions import UNKNOWN, Positions, ReadPosition, partition_of
+from tfmq.client.consumer.positions import Positions
 from tfmq.client.consumer.rebalance import Rebalance
 from tfmq.client.consumer.start_position import read_position_of
 from tfmq.client.operation import NEVER, BackgroundTasks, Event, Executor, Operation, Task, Wait, run_inline

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from tfmq.client.consumer.core import ConsumerCore, redeliver_lost_partitions, rewind_to_committed
 from tfmq.client.consumer.membership import Membership
-from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.positions import ReadPosition
+from tfmq.client.consumer.message import ReadPosition, ReceivedMessage
 from tfmq.client.consumer.start_position import read_position_of
 from tfmq.errors import BadRequest, Fenced
 from tfmq.offsets.storage import OffsetStorage, PartitionName, StoredOffset

@@ -19,9 +19,9 @@ from journal.record.format import tag_hash
 from tfmq.backoff import backoff_seconds
 from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
 from tfmq.client.consumer.decoder import BlockDecoder, Decoder
-from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.consumer.message import UNKNOWN, Batch, ReadPosition, ReceivedMessage
 from tfmq.client.consumer.options import FETCH_BYTES, ConsumerOptions
-from tfmq.client.consumer.positions import UNKNOWN, Batch, ReadPosition, reset_offset
+from tfmq.client.consumer.positions import reset_offset
 from tfmq.errors import (
     Abandoned,
     BadRequest,

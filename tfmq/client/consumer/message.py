@@ -7,6 +7,7 @@ attribute, it is decoded once.
 
 import json
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, cas
 
 from tfmq.errors import DecodeFailed, NotAllowed
 from tfmq.message import Attribute, decode_attribute
+from tfmq.offsets.storage import PartitionName
 
 DECODED_MAX: Final = 64
 """Size of the cache of decoded attributes, so that reading several fields of a message decodes its attribute once."""
@@ -260,3 +262,40 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
 
     def _unreadable(self, reason: str) -> DecodeFailed:
         return DecodeFailed(f"{self.topic}-{self.partition} at offset {self.offset}: {reason}.")
+
+
+UNKNOWN = -1
+
+
+class ReadPosition(NamedTuple):
+    """Offset, ordinal and log epoch from which a consumer reads on. `ordinal` and `epoch` are -1 if unknown."""
+
+    offset: int
+    ordinal: int = UNKNOWN
+    epoch: int = UNKNOWN
+
+
+class Batch(NamedTuple):
+    """Messages of one partition in order. `end_position`: the position after these messages and after the filtered-out
+    messages that follow them."""
+
+    name: PartitionName
+    messages: list[ReceivedMessage]
+    end_position: ReadPosition
+
+    def ends_with(self, message: ReceivedMessage) -> bool:
+        """Return whether `message` is the last of the batch."""
+        last = self.messages[-1:]  # A slice, because another thread may clear the list at any moment.
+        return bool(last) and last[0] is message
+
+
+def partition_of(message: ReceivedMessage) -> PartitionName:
+    return PartitionName(message.topic, message.partition)
+
+
+def position_after(message: ReceivedMessage) -> ReadPosition:
+    return ReadPosition(message.next_offset, message.ordinal + 1, message.origin.epoch)
+
+
+CURRENT_MESSAGE: ContextVar[ReceivedMessage | None] = ContextVar("tfmq_message_in_work", default=None)
+"""The message of the running handler; None outside of handlers."""

@@ -15,9 +15,9 @@ from typing import Any, Final
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.membership import Membership
-from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.consumer.message import ReadPosition, ReceivedMessage
 from tfmq.client.consumer.options import ConsumerOptions
-from tfmq.client.consumer.positions import Positions, ReadPosition
+from tfmq.client.consumer.positions import Positions
 from tfmq.client.operation import Event, Executor, Operation, Wait, run_work
 from tfmq.errors import Fenced, TfmqError, TimedOut
 from tfmq.offsets.storage import PartitionName, StoredOffset, claim, fenced_partitions

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.consumer.message import UNKNOWN, ReadPosition
 from tfmq.client.consumer.options import EARLIEST, LATEST, ConsumerOptions, StartPosition
-from tfmq.client.consumer.positions import UNKNOWN, ReadPosition
 from tfmq.client.consumer.rebalance import Rebalance
 from tfmq.client.operation import Operation, Wait
 from tfmq.errors import Busy, NotSupported, TfmqError, UnknownTopic

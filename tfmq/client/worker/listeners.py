@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from tfmq import limits
-from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.positions import CURRENT_MESSAGE
+from tfmq.client.consumer.message import CURRENT_MESSAGE, ReceivedMessage
 from tfmq.client.worker.dead_letter_store import TRACEBACK_CHARACTERS, format_storable
 from tfmq.errors import BadRequest, DecodeFailed
 

@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from tfmq.client.consumer.core import ConsumerCore
-from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.positions import partition_of
+from tfmq.client.consumer.message import ReceivedMessage, partition_of
 from tfmq.client.operation import Operation, Wait
 from tfmq.client.worker.dead_letter_store import EXPIRY_SECONDS, DeadLetterStore, Failure
 from tfmq.client.worker.listeners import Reject, RetryLater, handler_context, log_failure

@@ -14,8 +14,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tfmq.client.consumer.ack_tracker import AckTracker
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.positions import AckTracker
 from tfmq.client.operation import NEVER, Event
 from tfmq.errors import DecodeFailed
 

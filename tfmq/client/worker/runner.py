@@ -22,9 +22,9 @@ from typing import Any, Final, Protocol, TypeVar
 
 from tfmq.backoff import backoff_seconds
 from tfmq.client.connection.connection import READY, ClientConnection
+from tfmq.client.consumer.ack_tracker import AckTracker
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.positions import AckTracker
 from tfmq.client.operation import Event, Operation, Wait
 from tfmq.client.worker.dead_letter_store import DeadLetterStore, Failure, HandlerNotCalled
 from tfmq.client.worker.listeners import Listeners, Reject, RetryLater, log_failure
