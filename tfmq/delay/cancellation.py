@@ -22,10 +22,10 @@ from tfmq.apply_target import RunInWorker
 from tfmq.delay.arrivals.header import CHANGED_MESSAGES_MAX, TurnColumns, cancel_header, reschedule_header
 from tfmq.delay.arrivals.log import Records, header_batch
 from tfmq.delay.arrivals.state import ArrivalLogState
-from tfmq.delay.cancelled_rows import CancelledRows
 from tfmq.delay.dispatcher import Dispatcher
 from tfmq.delay.due_time import DUE_MAX, RELATIVE, BrokerClock, effective_due_times, encode_words
 from tfmq.delay.flow_control import SLICE_BYTES_MAX
+from tfmq.delay.pending import CancelledRows
 from tfmq.delay.requests import CANCELLED, DELIVERED, PENDING, RESCHEDULED, UNKNOWN, ArrivalLog, RescheduleResult, Turn
 from tfmq.delay.rows import RowColumns
 from tfmq.delay.storage_scheduler import StorageScheduler

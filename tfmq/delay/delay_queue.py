@@ -14,11 +14,10 @@ from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.loader import BucketLoader, RecoveredArrivals
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.cancellation import FIRING, MessageChanges
-from tfmq.delay.cancelled_rows import BucketRowCounter, CancelledRows
 from tfmq.delay.dispatcher import Dispatcher
 from tfmq.delay.due_time import BrokerClock
 from tfmq.delay.memory_window import MemoryWindow
-from tfmq.delay.pending import PendingSnapshot
+from tfmq.delay.pending import BucketRowCounter, CancelledRows, PendingSnapshot
 from tfmq.delay.queries import DelayMetrics, describe_pending, list_pending, pending_histogram
 from tfmq.delay.record_reader import RecordReader
 from tfmq.delay.requests import (

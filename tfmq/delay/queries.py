@@ -15,9 +15,8 @@ from tfmq.delay.arrivals.non_durable import NonDurableArrivals
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, POSITION_MASK
 from tfmq.delay.buckets.store import BucketRow, BucketStore
 from tfmq.delay.buckets.writer import PendingFilter, pending_rows
-from tfmq.delay.cancelled_rows import BucketRowCounter, CancelledRows
 from tfmq.delay.memory_window import MemoryWindow
-from tfmq.delay.pending import PendingSnapshot
+from tfmq.delay.pending import BucketRowCounter, CancelledRows, PendingSnapshot
 from tfmq.delay.requests import Histogram, ListPage, ListQuery, LogFilter, PendingMessage, Turn
 from tfmq.delay.rows import attribute_of
 from tfmq.delay.target_queue import TargetQueues

@@ -19,7 +19,6 @@ from tfmq.delay.buckets.format import TimeSpan
 from tfmq.delay.buckets.loader import DUE_TIME_LIMIT, BucketLoader, LoadRange, RecoveredArrivals, merge_rows
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.buckets.writer import PendingFilter, next_to_split
-from tfmq.delay.cancelled_rows import BucketRowCounter, CancelledRows
 from tfmq.delay.due_time import BrokerClock
 from tfmq.delay.memory_window import (
     LOAD_AHEAD_MS,
@@ -31,7 +30,7 @@ from tfmq.delay.memory_window import (
     decide,
     minimum_end,
 )
-from tfmq.delay.pending import PendingSnapshot
+from tfmq.delay.pending import BucketRowCounter, CancelledRows, PendingSnapshot
 from tfmq.delay.requests import ArrivalLog, Turn
 from tfmq.delay.rows import RowColumns
 from tfmq.delay.target_queue import QUEUE_ROWS_MAX, TargetQueues

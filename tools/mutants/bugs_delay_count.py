@@ -13,7 +13,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "what-is-cancelled-counts-until-its-time",
         "cancelled messages in bucket files are not counted as waiting",
-        "tfmq/delay/cancelled_rows.py",
+        "tfmq/delay/pending.py",
         "        bucket.dead_count = min(bucket.dead_count + 1, bucket.count)\n",
         "        bucket.dead_count = min(bucket.dead_count, bucket.count)\n",
         [LEAVING, BROKER],
@@ -45,7 +45,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "a-change-beside-a-spill-is-entered-at-once",
         "a cancel that becomes durable while files are changed is subtracted from the count once",
-        "tfmq/delay/cancelled_rows.py",
+        "tfmq/delay/pending.py",
         ("        self.process_durable(forced_offset)\n        self._file_work_running = True\n"),
         ("        self.process_durable(forced_offset)\n        self._file_work_running = False\n"),
         [LEAVING],
@@ -61,7 +61,7 @@ DELAY_COUNT: Final = (
     Mutant(
         "what-arrived-leaves-with-the-buckets",
         "a message that was cancelled before it was in a bucket is not counted",
-        "tfmq/delay/cancelled_rows.py",
+        "tfmq/delay/pending.py",
         (
             "        elif not in_memory:\n"
             "            self._window.disk_arrivals.count = max(0, self._window.disk_arrivals.count - 1)\n"
