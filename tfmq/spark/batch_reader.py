@@ -99,7 +99,7 @@ class RangeReader(NamedTuple):
                 return
 
     def _check_not_null(self, log: PartitionLog, batch: pa.RecordBatch) -> None:
-        """Raise BadRequest for a null in a NOT NULL column, for which Spark would return a wrong result."""
+        """Raise BadRequest for a null in a NOT NULL column, because Spark would accept it and return a wrong result."""
         for field, column in zip(self.schema, batch.columns, strict=True):
             if column.null_count and not field.nullable:
                 raise BadRequest(
@@ -111,7 +111,7 @@ class RangeReader(NamedTuple):
 def _decode_until_damage(
     decode: Callable[[Buffer, int, int, int], pa.RecordBatch], chunk: BlockRun, begin: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `chunk` with offsets in [begin, end). If there is damage, yield the rows before, then raise."""
+    """Yield the rows of `chunk` with offsets in [begin, end). At damage, yield the rows before it, then raise."""
     try:
         yield decode(chunk.data, chunk.offset, begin, end)
     except Damaged as error:

@@ -29,7 +29,7 @@ from tfmq.spark.ranges import PartitionLog
 
 
 def describe_read_error(error: TfmqError, log: PartitionLog, offset: int | None = None) -> TfmqError:
-    """Return an error like `error`, which a read of `log` at `offset` raised, with a sentence that names the log."""
+    """Return the error for users if a read of `log` has raised `error`. `offset` None: the offset is in `error`."""
     if isinstance(error, OffsetOutOfRange):
         return out_of_range_error(log, error.details.get("offset", -1) if offset is None else offset, error)
     if isinstance(error, LogTruncated):
@@ -77,7 +77,7 @@ def damaged_error(log: PartitionLog, first: int, next: int, reason: str = "") ->
 
 
 def replaced_topic_error(log: PartitionLog, deleted: bool = False) -> UnknownTopic:
-    """Return the error for a topic that was deleted and created again; with `deleted`, that was only deleted."""
+    """Return the error for a topic that was deleted and created again; if `deleted`, for one that was only deleted."""
     if deleted:
         return UnknownTopic(f"The topic {log.topic} does not exist any more: it was deleted after this query began.")
     return UnknownTopic(

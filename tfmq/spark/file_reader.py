@@ -29,7 +29,7 @@ from tfmq.spark.ranges import BlockRun, Bounds, OffsetRange, PartitionLog
 OPEN_LOGS_MAX: Final = 64
 """Maximum number of logs that a reader keeps open, because each open log may keep several files open."""
 ONE_BLOCK: Final = 1
-"""Maximum bytes of a read that must return only the block with its offset: a read returns at least one block."""
+"""Maximum bytes of a read of a single block. A read always returns the whole block that has the requested offset."""
 
 Found = TypeVar("Found")
 
@@ -103,7 +103,7 @@ class FolderLogReader:
         log, offset, epoch = range.log, range.start, None
         while offset < range.end:
             size = min(max_bytes, range.end - offset)
-            # `epoch`: the log's epoch at the previous read. `read` raises if recovery has cut off those blocks since.
+            # `epoch`: the log's epoch at the previous read. `read` raises if recovery has cut off records since then.
             chunk, epoch = self._query(
                 log,
                 lambda seen: (seen.read(offset, size, epoch), seen.checkpoint.epoch),  # noqa: B023

@@ -6,7 +6,7 @@
         for part in reader.split(OffsetRange(log, bounds.first, bounds.end), 64 << 20):
             for blocks in reader.read_blocks(part): ...
 
-`BrokerLogReader` and `FolderLogReader` return the same bytes for the same range, and none after the durable offset.
+`BrokerLogReader` and `FolderLogReader` return the same bytes for a range, and no bytes after the durable offset.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LogReader(Protocol):
         """Return the offset of the first append at or after `ms` since 1970; the durable end if there is none."""
 
     def offset_of_ordinal(self, log: PartitionLog, ordinal: int) -> int:
-        """Return the offset of the record with this ordinal; the log's start or end if no record there has it."""
+        """Return the offset of the record `ordinal`; the log's start or end if this ordinal is too low or too high."""
 
     def next_message_offset(self, log: PartitionLog, offset: int) -> int:
         """Return the offset of the first message at or after `offset`, else the durable end. Raises Damaged."""
@@ -92,7 +92,7 @@ def open_log_reader(address: SourceAddress, *, wait_for_broker: bool = False) ->
     """Open a reader for `address`. A folder is checked now; a broker is contacted only at the first request.
 
     `wait_for_broker`: let the first request wait up to the timeout for a broker that is down, because the broker was
-    reachable before. Otherwise a broker that cannot be reached is reported sooner, since the address may be wrong.
+    reachable before. Otherwise a broker that cannot be reached is reported after 2 s, since the address may be wrong.
 
     Raises BadRequest if not exactly one of `servers` and `path` is given, and the errors of `FolderLogReader`.
     """

@@ -33,14 +33,14 @@ Key = tuple[str, int]
 
 
 class PartitionOffset(NamedTuple):
-    """Offset in a partition of a topic's `incarnation` at `broker` (0 and "": unknown)."""
+    """Offset in a partition of a topic's `incarnation` at `broker`. 0 as incarnation, "" as broker: unknown."""
 
     incarnation: int
     offset: int
     broker: str = ""
 
     def is_of_another(self, incarnation: int, broker: str) -> bool:
-        """Return whether this offset belongs to another incarnation or broker. An unknown one equals any other."""
+        """Return whether this offset is of another incarnation or broker. If either is unknown, it is not compared."""
         return self.incarnation not in (0, incarnation) or ("" not in (self.broker, broker) and self.broker != broker)
 
 
@@ -139,7 +139,7 @@ class OffsetSpec(NamedTuple):
     strict: bool = False
 
     def resolve(self, logs: LogReader, survey: BoundsByPartition, losses: LossPolicy) -> Offsets:
-        """Return the offset in each partition of `survey`. Raises BadRequest, UnknownTopic, and errors of `losses`."""
+        """Return the start or end of the query in each partition of `survey`. Raises BadRequest and UnknownTopic."""
         if self.by_partition is not None:
             self._check_partitions(survey)
         return {
@@ -261,7 +261,7 @@ class Subscription(NamedTuple):
         return topic in self.topics or any(topic == each[0] for each in self.assigned)
 
     def find_partitions(self, logs: LogReader, *, lenient: bool = False) -> dict[Key, PartitionLog]:
-        """Return the subscribed partitions. Missing ones raise UnknownTopic, UnknownPartition, unless `lenient`."""
+        """Return the subscribed partitions. Unless `lenient`, missing ones raise UnknownTopic or UnknownPartition."""
         found: dict[Key, PartitionLog] = {}
         for topic in self._topics(logs):
             try:

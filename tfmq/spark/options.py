@@ -1,7 +1,7 @@
 """All options of the Spark source and sink: name, accepted values, default, use and meaning.
 
-docs/spark.md has a row for each option, and a test compares those rows with this module. An option that Spark's Kafka
-source has too has the same name and meaning here. Spark passes option names in lower case, so case is ignored.
+docs/spark.md has a row for each option, and a test compares those rows with this module. Options that Spark's Kafka
+source also has keep their names and meanings here. Spark passes option names in lower case, so case is ignored.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Planner:
         self._settings, self._logs, self._now = settings, logs, now
         self._losses = LossPolicy(settings.fail_on_data_loss)
         self._ordinals: dict[tuple[int, int], int] = {}
-        """(log id, offset) -> ordinal, for the start and end of the last micro-batch: saves requests for the next."""
+        """(log id, offset) -> ordinal, for start and end of the last micro-batch: the next one uses them again."""
         self._frozen_bounds: dict[Key, PartitionBounds] | None = None
         self.latest_seen: Offsets | None = None
         """The ends of the partitions at the last `plan_end`; None before the first call."""
@@ -103,7 +103,7 @@ class Planner:
             for key in sorted((start.keys() & there.keys()) - survey.keys()):
                 self._begin_offset(key, start[key], there[key])  # the topic was created again: report lost messages
         begins = {key: self._begin_offset(key, start.get(key), each) for key, each in survey.items()}
-        # In a data folder, the durable offset may be lower for a while than what the query has read from the broker.
+        # The durable offset in a data folder may be out of date, and lower than an offset that this query has reached.
         ends = {key: max(begins[key], each.bounds.end) for key, each in survey.items()}
         if self._should_wait(survey, begins):
             return start
@@ -254,11 +254,11 @@ class Planner:
         return found
 
     def _end_after_gap(self, log: PartitionLog, begin: int, count: int, last: int) -> int:
-        """Return the end of the micro-batch in a partition for which the known ordinal of `begin` is too low.
+        """Return the end of the micro-batch in a partition, if the known ordinal of `begin` is out of date.
 
         `begin`: start of the micro-batch · `count`: messages that it may have · `last`: end of the partition. The known
-        ordinal is too low because messages from that ordinal on were lost. Even the message with an ordinal higher by
-        `count` is not after `begin`. So this method requests the ordinal at `begin` again.
+        ordinal is out of date if messages from this ordinal on were lost since it was determined. So this method
+        requests the ordinal of the first message at or after `begin` again, and adds `count` to it.
         """
         ordinal = self._fetch_ordinal(log, begin)
         found = last if ordinal == UNKNOWN_ORDINAL else self._logs.offset_of_ordinal(log, ordinal + count)
@@ -358,7 +358,7 @@ def share_limit(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[
     rest, left = limit - len(names), total - len(names)
     found = {name: 1 + (waiting[name] - 1) * rest // left for name in names}
     over = limit - sum(found.values())
-    # Rounding down leaves `over` units. Each goes to one of the names that lost the most by rounding.
+    # Rounding down leaves `over` units. Each unit goes to one of the partitions that lost the most by rounding.
     for name in sorted(names, key=lambda name: -((waiting[name] - 1) * rest % left))[:over]:
         found[name] += 1
     return found

@@ -31,7 +31,7 @@ class PartitionLog(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Offset and ordinal of a log's first record and of its durable end. -1: damage makes the ordinal unreadable."""
+    """Offset and ordinal of a log's first record and of its durable end. An ordinal is -1 if damage hides it."""
 
     first: int
     end: int
@@ -66,7 +66,7 @@ def next_message(blocks: BlockRun, offset: int) -> int | None:
 
 
 def split_targets(whole: OffsetRange, size: int) -> list[int]:
-    """Return the offsets that split `whole` into equal parts of up to `size` bytes. They need not be record starts."""
+    """Return the offsets, not necessarily of records, that split `whole` into equal parts of up to `size` bytes."""
     length = whole.end - whole.start
     count = -(-length // max(1, size))
     return [whole.start + length * number // count for number in range(1, count)]

@@ -55,7 +55,7 @@ IGNORED_COLUMNS: Final = ("offset", "timestamp", "id")
 
 
 def check_sink_columns(schema: StructType, topic: str) -> None:
-    """Raise BadRequest if a column of `schema` cannot be sent, or if `schema` lacks a column that a sink needs."""
+    """Raise BadRequest for a column that cannot be sent or is missing. `topic`: "" if a column must name the topic."""
     for field in schema.fields:
         found = field.dataType.simpleString()
         if field.name in IGNORED_COLUMNS:

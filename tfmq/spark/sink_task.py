@@ -89,7 +89,7 @@ class CommitGroupClient:
         return self._driver.run(commit_group.commit_sequence(self.link, request, self._seconds))
 
     def abort(self, group: str, sequence: int, run: str) -> str:
-        """Discard a run's transactions and reject later ones. Returns "aborted"; "committed" if committed before."""
+        """Discard a run's transactions and reject its later ones. Return "aborted", or "committed" if the run is."""
         return self._driver.run(commit_group.abort_sequence(self.link, group, sequence, run, self._seconds))
 
     def delete_group(self, group: str) -> bool:
@@ -124,7 +124,7 @@ class TaskPart:
         return self._core.already_committed
 
     def send(self, batch: MemberBatch) -> bool:
-        """Send `batch`; wait while too many bytes are in flight. Return False if the sequence is already committed."""
+        """Send `batch`; wait at the limit of bytes in flight. Return False if the sequence is already committed."""
         taken = self._driver.run(self._core.send(batch))
         with self._driver.lock:
             self._driver.poll_nonblocking()
@@ -164,8 +164,9 @@ class RowBatcher:
     the partition of its key. If no buffered row has a key, whole batches are sent to one partition after the other.
 
     `find`: returns the metadata of a topic · `topic`: the topic of all rows; "": the column `topic` names it · `first`:
-    the number, modulo the number of partitions, of the partition for the first row or batch without a key. It differs
-    between tasks, so that not all begin with the same partition · `message_bytes`, `lenient`: passed to `encode`.
+    partition, modulo the number of partitions, for the first row or batch without a key; it differs between tasks, so
+    that not all begin with the same partition · `message_bytes`: maximum size of a value · `lenient`: send invalid
+    attributes unchanged.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class RowBatcher:
 
     def _next_partition(self, topic: Topic) -> int:
         numbers = [each.number for each in topic.partitions if each.writable]
-        # If no partition is writable, use all: the broker parks the request until its partition is writable again.
+        # If no partition is writable, use all: the broker delays the request until its partition is writable again.
         numbers = numbers or [each.number for each in topic.partitions]
         turn = self._next_turns.get(topic.name, self._first_turn)
         self._next_turns[topic.name] = turn + 1
@@ -350,7 +351,7 @@ def _client_name(member: CommitMember) -> str:
 
 
 def collect_commit(messages: Sequence[WriterCommitMessage | None], *, other_total: bool = False) -> CommitGroup | None:
-    """Return the request to commit all transactions in the tasks' messages; None if no task sent a message."""
+    """Return the request to commit the transactions of all tasks; None if no task sent a message to the driver."""
     found = [each for each in messages if isinstance(each, TaskCommitMessage)]
     if not found:
         return None
@@ -361,9 +362,9 @@ def collect_commit(messages: Sequence[WriterCommitMessage | None], *, other_tota
 def abort_run(settings: SinkSettings, member: CommitMember) -> TfmqError | None:
     """Abort the run (attempt of a write) that `member` names. Return the error if the abort fails, else None.
 
-    The abort also discards the transactions of tasks that sent no message to the driver. An unreachable broker is
-    waited for only a short time, so that Spark soon reports the error that caused the abort. The caller must not delete
-    the group after an abort, because the group makes the broker reject tasks that Spark has not stopped yet.
+    The abort also discards the transactions of tasks that sent no message to the driver. If the broker is unreachable,
+    the abort fails after 2 s, so that Spark can report the error that caused the abort. The caller must not delete the
+    group after an abort, because the group makes the broker reject tasks that Spark has not stopped yet.
     """
     try:
         with CommitGroupClient(settings.servers, settings.timeout, patience_seconds=FIRST_CONNECT_TIMEOUT) as client:

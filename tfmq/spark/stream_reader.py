@@ -67,7 +67,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch, from `start` on. All messages before `start` are processed."""
+        """Return the end of the micro-batch that begins at `start`. All messages before `start` have been processed."""
         session, begin = self._open_session(query_begun=True), _parse_checkpoint(start)
         with session.idle_backoff.measured_request():
             end = session.planner.plan_end(begin, _to_batch_limit(limit))
@@ -79,7 +79,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the partitions' ends at the last `latestOffset` call, for Spark's metrics; None before the first."""
+        """Return the partitions' ends at the last `latestOffset` call, for Spark's metrics; None if there was none."""
         seen = self._open_session().planner.latest_seen
         return None if seen is None else to_json(seen)
 
@@ -160,7 +160,7 @@ class FailedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     initialOffset = getDefaultReadLimit = reportLatestOffset = prepareForTriggerAvailableNow = _raise_error
 
-    # Spark checks the number of parameters of these methods.
+    # Spark checks the number of parameters of these methods, so they cannot be `_raise_error` itself.
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         return self._raise_error()  # type: ignore[no-any-return]
 
@@ -238,7 +238,7 @@ class GroupProgress:
 
 
 IDLE_FACTOR: Final = 3.0
-"""Pause of an idle query, as a multiple of the last request's duration: it is busy for a quarter of the time."""
+"""Pause of an idle query, as a multiple of the last request's duration. So requests take a quarter of the time."""
 IDLE_SECONDS_MAX: Final = 0.2
 
 

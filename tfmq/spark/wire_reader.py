@@ -30,15 +30,15 @@ BUSY_SECONDS_MAX: Final = 2.0
 """First and longest pause after the broker replied Busy; the pause is doubled each time."""
 FSYNC_WAIT_MS: Final = 100
 FSYNC_WAIT_SECONDS: Final = 1.0
-"""How long the broker parks a fetch of `_wait_for_fsync`; how long the client waits. An fsync is much faster."""
+"""How long a fetch of `_wait_for_fsync` waits in the broker; how long the client waits for the reply."""
 ONE_BLOCK: Final = 1
-"""Maximum bytes of a fetch that must return only the block with its offset: a fetch returns at least one block."""
+"""Maximum bytes of a fetch of a single block. A fetch always returns the whole block that has the requested offset."""
 
 PartitionRequest = tuple[PartitionLog, Any]
 
 
 class BrokerLogReader:
-    """`LogReader` of the broker at `servers`. The constructor does no I/O. `wait_for_broker`: see `open_log_reader`."""
+    """`LogReader` of the broker at `servers`. `wait_for_broker`: let the first request wait up to `timeout` for it."""
 
     def __init__(
         self, servers: str | None = None, timeout: float = REQUEST_TIMEOUT_SECONDS, *, wait_for_broker: bool = False
@@ -239,7 +239,8 @@ def send_requests(
 ) -> Operation[list[PendingRequest]]:
     """Send `requests` at once, repeat each request with the reply Busy, and return the ended requests in order.
 
-    A request that ended with an error of `accepted_errors` is returned with its `error`. Other errors are raised.
+    All this takes at most `seconds`. A request that ended with an error of `accepted_errors` is returned with its
+    `error`. Other errors are raised.
     """
     deadline = link.now() + seconds
     calls: dict[int, PendingRequest] = {}

@@ -1,8 +1,8 @@
 """A complete broker in the test's own process, for tests of programs that use tfmq.
 
 The broker's disk is in memory, and the test moves the broker's clock. The fixture `tfmq_broker` of the pytest plug-in
-creates a broker for each test; without pytest, use `SimulatedBroker`. Importing this package is cheap: modules are
-imported when a name is first used.
+creates a broker for each test; without pytest, use `SimulatedBroker`. Importing this package is cheap: its modules are
+imported when one of its names is first used.
 """
 
 from importlib import import_module

@@ -59,7 +59,7 @@ class SimulatedBroker:
     Args:
         settings: settings of the broker by their keys, as {"topics.partitions": 4}.
         start: date and time at which the clock begins, with a time zone.
-        seed: the seed for random ids.
+        seed: the seed for random ids, and for what `crash("some")` keeps.
 
     Use the broker only in the thread that created it. `close`, or the end of a `with` block, ends the broker and its
     clients.
@@ -88,11 +88,11 @@ class SimulatedBroker:
 
     @property
     def servers(self) -> str:
-        """The address for any client: `tfmq.aio.Producer(tfmq_broker.servers)`."""
+        """The address with which any client can be created, for example `tfmq.aio.Producer(tfmq_broker.servers)`."""
         return str(self._server_name)
 
     def state_folder(self) -> str:
-        """Return the folder for the dead letters of consumers that set no store. `close` removes it."""
+        """Return the folder for dead letters of consumers that set no store. `close` removes the folder."""
         if self._state_folder is None:
             self._state_folder = TemporaryDirectory(prefix="tfmq-", ignore_cleanup_errors=True)
         return self._state_folder.name
@@ -177,12 +177,12 @@ class SimulatedBroker:
             return False
 
     def settle(self) -> None:
-        """Run all work of broker and clients that is due now, without advancing time; send lingering batches."""
+        """Send the open batches of all producers, and run all work that is due now. Time does not advance."""
         self._simulation.settle_and_flush()
 
     @property
     def disk(self) -> SimulatedDisk:
-        """The broker's disk: `disk.faults.fail(...)`, `disk.space_bytes = ...`. `crash` replaces the disk object."""
+        """The broker's disk: `faults.fail(...)` plans errors, `space_bytes` is its size. `crash` replaces the disk."""
         return self._server.disk
 
     def fail_next(self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False) -> None:
@@ -264,7 +264,7 @@ class SimulatedBroker:
     def make_client_parts(
         self, servers: Sequence[BrokerAddress], driver_type: Callable[[ClientConnection], Driver]
     ) -> ClientParts[Driver]:
-        """Create connection and driver of a client; see `tfmq.client.connection.factory`."""
+        """Create the connection of a client, and the simulated driver that replaces a driver of type `driver_type`."""
         link = ClientConnection(servers, self.clock.monotonic, jitter=lambda: 0.5)
         if driver_type is BlockingDriver:
             made: Any = SimulatedBlockingDriver(link, self._simulation)

@@ -31,8 +31,8 @@ def to_seconds(time: float | timedelta) -> float:
 class VirtualClock:
     """A `journal.clock.Clock` that a test can advance.
 
-    `start`: date and time at which the clock begins, with a time zone. `go_on(until)`: function that `advance` calls;
-    it sets the clock forward to `until` (monotonic seconds) and runs all work that becomes due on the way.
+    `start`: date and time at which the clock begins, with a time zone. `go_on(until)`: function that `advance` calls to
+    set the clock to `until` (monotonic seconds) and to run the work that becomes due until then; None: only set it.
     """
 
     def __init__(self, start: datetime = START, go_on: Callable[[float], object] | None = None) -> None:
@@ -76,7 +76,7 @@ class VirtualClock:
         hours: float | None = None,
         days: float | None = None,
     ) -> None:
-        """Advance the time by the sum of the arguments. Work that becomes due runs in order, each when it is due.
+        """Advance the time by the sum of the arguments. All work until then runs in order, at the times when it is due.
 
         Examples: `advance(hours=1)`, `advance(2.5)`, `advance(timedelta(days=3))`. Raises `ValueError` for a negative
         time, `OverflowError` for a time after the year 9999, `TypeError` without arguments.
@@ -100,7 +100,7 @@ class VirtualClock:
         self.advance(moment - self.now)
 
     def step(self, seconds: float | timedelta) -> None:
-        """Set the time of day forward, or back if negative. The monotonic time is unchanged. Raises `OverflowError`."""
+        """Add `seconds` to the time of day, not to the monotonic time. Raises `OverflowError` above the year 9999."""
         whole = to_seconds(seconds)
         self.now + timedelta(seconds=whole)  # raises the OverflowError
         self._wall_offset += round(whole * MICROSECONDS)

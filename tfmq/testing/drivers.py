@@ -1,9 +1,9 @@
 """The asyncio and blocking drivers of clients whose broker is in this process, and their channel.
 
 While a client waits in an asyncio loop, simulated time must not advance before all other tasks of the loop wait, too.
-asyncio has no function that returns whether all tasks wait. So the driver counts turns of the loop: after many turns
-without a change in the simulation, time advances to the next due event, at most to the nearest end of a wait. Such
-steps are repeated until a task is woken. `asyncio.sleep` and work in threads use real time. While a thread works for a
+asyncio has no function that returns whether all tasks wait. So the driver counts turns of the loop. After IDLE_TURNS
+turns without a change in the simulation, time advances in steps until a task is woken; each step ends at the next due
+event or at the earliest end of a wait. `asyncio.sleep` and work in threads use real time. While a thread works for a
 client, simulated time does not advance.
 """
 
@@ -31,16 +31,16 @@ Result = TypeVar("Result")
 Scheduler = Callable[..., Any]  # `call_soon` or `call_later` of an asyncio loop, or the same for a Twisted reactor
 
 IDLE_TURNS: Final = 50
-"""After this many turns of the loop without a change, all tasks count as waiting. The number is high, because a task
-that wakes another task needs a turn or two for each step."""
+"""After this many turns of the loop without a change in the simulation, all tasks count as waiting. The number is high,
+because tasks may wake each other for several turns before one of them changes the simulation."""
 STEPS_MAX: Final = 1000
 """Maximum steps by which time advances in one turn of the loop, so that other work of the loop is not delayed."""
 REAL_SECONDS: Final = 5.0
-"""Real time after which a wait that nothing can end fails. Until then, other code of the loop may end the wait."""
+"""If nothing in the simulation can end a wait, it fails after this real time. Other code may end it before."""
 
 
 class PendingWait(NamedTuple):
-    """The wait of one task: until when it lasts, in simulated time, and functions that end it earlier."""
+    """The wait of one task, up to the simulated time `until`. `wake` ends it; `fail` ends it with an exception."""
 
     until: float
     wake: Callable[[], None]
@@ -48,7 +48,7 @@ class PendingWait(NamedTuple):
 
 
 class LoopWaits:
-    """The pending waits of the clients of one event loop; advances the simulated time when the loop is idle."""
+    """Holds the pending waits of the clients of one event loop; advances simulated time when the loop is idle."""
 
     def __init__(self, simulation: Simulation, call_soon: Scheduler, call_later: Scheduler) -> None:
         self.call_soon = call_soon
@@ -93,7 +93,7 @@ class LoopWaits:
         self.call_soon(self._count_turn)
 
     def _advance_time(self) -> bool:
-        """Advance time until a task is woken or a user's callback has run. Return False if all waits are endless."""
+        """Advance time in steps until a task is woken or a callback has run. If all waits are endless, return False."""
         simulation = self._simulation
         before = self.wake_count, simulation.callback_rounds
         until = min(waiting.until for waiting in self._waits)
@@ -111,7 +111,7 @@ class LoopWaits:
         return True
 
     def _fail_endless_waits(self, changes: int) -> None:
-        """Fail all waits, if all are endless and nothing has changed since the change count was `changes`."""
+        """If all waits are endless, and the simulation's change count is still `changes`, let all waits fail."""
         self._alarm = None
         if self.thread_count or any(waiting.until != NEVER for waiting in self._waits):
             return
@@ -134,7 +134,7 @@ def loop_waits_for(simulation: Simulation, loop: Any, call_soon: Scheduler, call
 
 
 class EndableWait(NamedTuple):
-    """A wait of one caller. `waits`: all waits of the loop. The other fields await, test and cause the wait's end."""
+    """The wait of one caller, who awaits `ended`. `end`, `end_with(error)`: end it. `waits`: all waits of the loop."""
 
     waits: LoopWaits
     ended: Awaitable[None]
@@ -171,7 +171,7 @@ class SimulatedEventDriver(EventDriver):
         return await super().run(operation)
 
     async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """Wait up to `seconds` until a future is done; return whether one is.
+        """Wait up to `seconds` until a future is done; return whether one is done.
 
         Raises `NothingComes`, after REAL_SECONDS of real time, if nothing can end the wait.
         """
@@ -255,7 +255,7 @@ class SimulatedAsyncDriver(SimulatedEventDriver, AsyncDriver):
         return loop_waits_for(self.simulation, loop, loop.call_soon, loop.call_later)
 
     def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` in a thread. Simulated time does not advance until `work` has ended."""
+        """Run `work` in a thread, then call `done(result, error)`. Simulated time does not advance until then."""
         loop = self._bind_loop() if self._asleep else self.loop
         assert loop is not None
         waits = self._loop_waits(loop)
@@ -323,7 +323,7 @@ class SimulatedBlockingDriver(BlockingDriver):
         return done
 
     def run_in_thread(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` soon, in this thread, and then call `done(result, error)`."""
+        """After all work that is due now, run `work` in this thread, and then call `done(result, error)`."""
         self.simulation.call_soon(partial(run_inline, work, partial(self._finished, done)))
 
     def _finished(

@@ -1,7 +1,8 @@
 """`@pytest.mark.tfmq_faults`: run a test once unchanged, then once for each possible fault.
 
 Every run has its own fixtures, except fixtures with a wider scope than a test. pytest sees all runs as one test, which
-passes if every run passes. If runs fail, the report has the error of the first failed run, and the faults of all.
+passes if every run passes. If runs fail, the report has the error of the first failed run, and the faults of all
+failed runs.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def sample_faults(faults: Sequence[InjectedFault], count: int) -> list[InjectedF
 
 
 class RepeatedTest:
-    """All runs of one marked test. `stash_key`: where in the test's stash `tfmq_broker` finds the fault run."""
+    """All runs of one marked test. `stash_key`: key in the test's stash at which `tfmq_broker` finds the fault run."""
 
     def __init__(self, item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> None:
         self._item = item
@@ -135,7 +136,7 @@ class RepeatedTest:
 
 
 def fault_note(fault_run: FaultRun) -> str:
-    """Return the note for an exception that is raised in `fault_run`: it says which fault was injected."""
+    """Return a note that names the injected fault, for exceptions in `fault_run`; "" if the run has no fault."""
     if fault_run.fault is None:
         return ""
     if not fault_run.happened:
@@ -144,9 +145,9 @@ def fault_note(fault_run: FaultRun) -> str:
 
 
 def run_protocol(item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> bool | None:
-    """Run a marked test without a fault and with each fault. Return None, without a run, if that is impossible.
+    """Run a marked test without a fault and with each fault. Return None if the marker or this pytest is unsuitable.
 
-    In that case pytest runs the test as usual, and its set-up fails with the reason (`check_marker`).
+    In that case the test is not run here: pytest runs it as usual, and its set-up fails with the reason.
     """
     if missing_attributes(item):
         return None
@@ -167,7 +168,7 @@ except ImportError:  # pragma: no cover - reported by `check_rerun`
     _call_and_report = None  # type: ignore[assignment]
 
 REQUIRED_ATTRIBUTES: Final = ("_initrequest", "_request", "_report_sections", "funcargs")
-"""Attributes of pytest's test functions that are needed to run a test twice, for which pytest has no public function.
+"""Attributes of pytest's test functions that are used to run a test twice; pytest has no public function for that.
 
 pytest-rerunfailures and other plug-ins use these attributes, too. The marker was tried with pytest 8.0, 8.4, 9.0 and
 9.2. `check_rerun` fails the test if pytest lacks any of these attributes."""
@@ -220,7 +221,7 @@ class PytestRun:
 
     @property
     def passed(self) -> bool:
-        """Whether set-up, test and teardown passed. A test that passes although it is marked as xfail counts, too."""
+        """Whether set-up, test and teardown passed. A test that passes although marked as xfail counts as passed."""
         return self.call is not None and all(each.passed or _is_strict(each) for each in self.run_reports())
 
     def failure(self) -> Any | None:
@@ -262,7 +263,7 @@ def live_groups(engine: RequestHandler, names: Iterable[str]) -> list[str]:
 def expire_members(engine: RequestHandler, name: str, *, foreign: bool) -> None:
     """Remove all members of a group, as if their sessions had expired. The members notice the removal and join again.
 
-    `foreign`: before the members join, a foreign member gets all partitions, until `remove_foreign_member` is called.
+    `foreign`: a foreign member gets all partitions before the members join again. `remove_foreign_member` removes it.
     """
     group = engine.broker.group_coordinator.find(name)
     members = [] if group is None else list(group.members.values())
@@ -301,7 +302,7 @@ EXEMPT_COMMANDS: Final = frozenset(
 
 
 class Step(NamedTuple):
-    """A point of a run at which a fault is possible: a request, or a client call after `request`."""
+    """A point of a run at which a fault is possible: the request number `request`, or a client call after it."""
 
     request: int
     name: str
@@ -390,7 +391,7 @@ class FaultRun:
     # Methods that the broker and its clients call
 
     def serve(self, engine: Any, request: Any, reply: Any, session: Any) -> Any | None:
-        """Record a request and inject the fault if it is due. Return the reply object; None: do not execute it."""
+        """Record a request; inject a due fault. Return the reply object; None if the request must not be executed."""
         if self._is_down:
             reply.body_done()
             return None

@@ -32,7 +32,7 @@ RequestObserver = Callable[[Any, Any, Any, Any], Any]
 
 
 class PlannedFault(NamedTuple):
-    """The next request of these types will fail. `done`: the request is executed, and only its reply is replaced."""
+    """The next request of a type in `requests` will fail. `done`: it is executed, and only its reply is replaced."""
 
     requests: tuple[type[Any], ...]
     error: TfmqError
@@ -70,7 +70,10 @@ class PlannedFaults:
         """Called with every request. Returns the reply object to use, or None if the request must not be executed."""
 
     def fail_next(self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False) -> None:
-        """Let the next `times` requests of the kind `what` fail with `error`. Raises `BadRequest`, `TypeError`."""
+        """Let the next `times` requests of the kind `what` fail with `error`. `done`: execute the requests, too.
+
+        Raises `BadRequest` for an invalid `what` or `times`, `TypeError` if `error` is no error of tfmq.
+        """
         if isinstance(times, bool) or not isinstance(times, int) or times < 1:
             raise BadRequest(f"times={times!r}: it fails once or more often.")
         if what == CONNECT:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 FAULT_RUN_KEY = pytest.StashKey[Any]()
-"""Key in the stash of a test with `@pytest.mark.tfmq_faults`, for the `FaultRun` to attach to the test's broker."""
+"""Key of the `FaultRun` in the stash of a test with `@pytest.mark.tfmq_faults`; `tfmq_broker` attaches this run."""
 
 NAME_CHARACTERS = 100  # maximum characters of a test's name that `tfmq_topic` uses
 UNIQUE_DIGITS = 12

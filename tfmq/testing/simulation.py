@@ -38,7 +38,7 @@ class SimulatedClient(Protocol):
     tickers: list[Any]
 
     def run_due(self) -> bool:
-        """Run the work that is due now. Return whether bytes were exchanged."""
+        """Run the work that is due now. Return whether bytes were received."""
         ...
 
     def next_time(self) -> float: ...
@@ -73,7 +73,7 @@ class Simulation:
         self.clients.append(client)
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Run `work()` soon after the current call has returned. Unlike the current call, `work` may wait."""
+        """Run `work()` after all other work that is due now. Unlike that work, `work` may wait and advance time."""
         self._deferred_work.append(work)
 
     def check_thread(self) -> None:
@@ -184,7 +184,7 @@ class Simulation:
 
     @contextmanager
     def client_call(self) -> Iterator[None]:
-        """Context of one call of a client. The total time of all waits in the context is limited."""
+        """Context of one call of a client. In all, it may wait for WAIT_SECONDS_MAX, or its longest timeout if more."""
         before = self._call_started, self._longest_wait
         self._call_started, self._longest_wait = self.clock.monotonic(), 0.0
         try:

@@ -33,7 +33,7 @@ class SimulatedDeferredDriver(SimulatedEventDriver, DeferredDriver):
         return loop_waits_for(self.simulation, reactor, partial(reactor.callLater, 0), reactor.callLater)
 
     def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` in a thread. Simulated time does not advance until `work` has ended."""
+        """Run `work` in a thread, then call `done(result, error)`. Simulated time does not advance until then."""
         waits = self._loop_waits()
         waits.thread_count += 1
 

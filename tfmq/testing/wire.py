@@ -15,7 +15,7 @@ from tfmq.protocol.frames import check_size
 from tfmq.server.session import Session
 
 LENGTH_BYTES: Final = 4  # size of the field with the frame's length, at the beginning of a frame
-INVALID_START_BYTES: Final = 16  # first bytes of an invalid frame, from which the session guesses the peer's protocol
+INVALID_START_BYTES: Final = 16  # from so many bytes of an invalid frame, the session guesses the peer's protocol
 
 
 class Wire:
@@ -37,7 +37,7 @@ class Wire:
 
 
 class ClientEnd:
-    """The methods of a socket that `tfmq.client.drivers.socket` calls."""
+    """The client's end of a `Wire`, with the methods of a socket that `tfmq.client.drivers.socket` calls."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -73,7 +73,7 @@ class ClientEnd:
 
 
 class BrokerEnd:
-    """The methods of a transport that a session calls (`tfmq.server.transport.Connection`)."""
+    """The broker's end of a `Wire`, with the methods of `tfmq.server.transport.Connection` that a session calls."""
 
     def __init__(self, wire: Wire, session: Session, pool: Pool, number: int) -> None:
         self.wire = wire
@@ -114,7 +114,7 @@ class BrokerEnd:
         self.wire.break_connection()
 
     def deliver(self) -> bool:
-        """Pass complete frames, then the end of the connection, to the session. Return whether there was either."""
+        """Pass complete frames, then the end of the connection, to the session. Return whether anything was passed."""
         if self.is_lost:
             return False
         wire, inbox = self.wire, self.wire.to_broker

@@ -1,4 +1,4 @@
-"""`python -m tfmq.spark.pipelines [NAME ...]`: lists the pipelines, and runs each by its name."""
+"""`python -m tfmq.spark.pipelines [NAME ...]`: lists the pipelines, or runs the pipeline with this name."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog
 PIECE_BYTES: Final = 64 << 20
 STEP_BYTES: Final = 4 << 30
 CHECKPOINT_LAG_SECONDS: Final = 3.0
-"""How long a log in a data folder may seem too short: the broker writes its checkpoint up to 1 s after an fsync."""
+"""How long to wait if a data folder's log ends before the archive does. The broker writes the log's checkpoint up to
+1 s after an fsync, so the checkpoint may name an end that is too low."""
 
 
 class ArchiveOptions(NamedTuple):
@@ -93,7 +94,7 @@ def archive_piece(options: ArchiveOptions, topic: str, piece: ArchivePiece) -> T
 
 
 def readable_start(logs: LogReader, log: PartitionLog, piece: ArchivePiece) -> int:
-    """Return the offset of the first message in `piece`; a repair may have replaced the one at its start by a filler.
+    """Return the offset of the first message in `piece`: not the start of the piece if a repair put a filler there.
 
     If messages of the piece were deleted, return the piece's start, so that reading it raises OffsetOutOfRange.
     """
@@ -149,7 +150,7 @@ class TopicArchiver:
                 step, gaps = step + 1, ()
 
     def _last_manifest(self) -> Manifest | None:
-        """Return the manifest of the last completed step, or None. Raises BadRequest if it is of another broker."""
+        """Return the last completed step's manifest, or None. Raises BadRequest if this step is of another broker."""
         steps = self._archive.steps(self._topic)
         if not steps:
             return None
@@ -164,7 +165,7 @@ class TopicArchiver:
         return last
 
     def _drop_lost_pieces(self, plan: Plan | None) -> Plan | None:
-        """Return the plan of an interrupted step, without messages that the broker has deleted since it was made.
+        """Return the plan of an interrupted step, without messages that the broker has deleted since the plan was made.
 
         If messages were deleted and `on_loss` is "stop", OffsetOutOfRange is raised. Otherwise the pieces with deleted
         messages are shortened, files that were already written for these pieces are moved to the folder "aside", and
@@ -198,7 +199,10 @@ class TopicArchiver:
         return list(zip(logs, self._logs.all_bounds(logs), strict=True))
 
     def _find_new(self, ends: dict[tuple[int, int], int]) -> tuple[int, NewRanges]:
-        """Return the number of partitions, and the ranges after `ends`. If a log seems too short, wait and retry."""
+        """Return the number of partitions and the ranges after `ends`. Raises LogTruncated if a log ends before `ends`.
+
+        A log in a data folder is read again for up to CHECKPOINT_LAG_SECONDS before LogTruncated is raised.
+        """
         deadline = time.monotonic() + CHECKPOINT_LAG_SECONDS
         while True:
             found = self._partition_bounds()
@@ -215,7 +219,7 @@ class TopicArchiver:
         return self._logs.offset_at_time(log, self._options.since_ms)
 
     def _execute(self, plan: Plan, ends: dict[tuple[int, int], int], progress: Progress) -> dict[tuple[int, int], int]:
-        """Run the tasks of `plan`, write its manifest, and return where the archive ends now. `ends`: where before."""
+        """Run the tasks of `plan`, write its manifest, and return the new `ends`: where the archive ends."""
         work = partial(archive_piece, self._options, self._topic)
         written = self._run(work, plan.pieces, progress, f"archive {self._topic}, step {plan.step}")
         after = ends_after(ends, plan.pieces, plan.gaps)
@@ -275,7 +279,7 @@ def find_new_ranges(
 def plan_step(
     logs: LogReader, survey: NewRanges, step_bytes: int, piece_bytes: int
 ) -> tuple[list[ArchivePiece], NewRanges]:
-    """Take a step of about `step_bytes` from `survey`; return its pieces, of about `piece_bytes`, and other ranges."""
+    """Return the pieces of a step (about `piece_bytes` each, `step_bytes` in sum), and the ranges after the step."""
     pieces: list[ArchivePiece] = []
     left: list[OffsetRange] = []
     share = max(1, step_bytes // max(1, len(survey.ranges)))

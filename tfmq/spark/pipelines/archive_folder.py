@@ -91,7 +91,7 @@ def delete_temporary_files(folder: Path) -> None:
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock on the file `path` during the `with` block. Raise Busy(`what`) if another process holds the lock."""
+    """Lock the file `path` for the `with` block. If another process holds the lock, raise Busy with the text `what`."""
     create_folder(path.parent)
     with path.open("a") as file:
         try:
@@ -156,7 +156,7 @@ def manifest_path(topic: str, step: int) -> str:
 
 
 def aside_folder(topic: str) -> str:
-    """Return the folder for files of a step that could not be completed as planned: they are moved there."""
+    """Return the folder into which files of a step are moved if the step cannot be completed as planned."""
     return f"{METADATA_FOLDER}/{topic}/aside"
 
 
@@ -201,7 +201,7 @@ class ArchiveFile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan of a step: the pieces to archive, and the gaps before these pieces. `node`: broker's id, or ""."""
+    """The plan of a step: pieces to archive, and the gaps before these pieces. `node`: broker's id, "" if unknown."""
 
     step: int
     topic: str

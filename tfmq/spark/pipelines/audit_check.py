@@ -64,8 +64,8 @@ class LogSummary:
     """Summary of the check of one log, from the results of all its pieces, in any order.
 
     `bytes`, `blocks`, `records`: amount of valid data · `tail_bytes`: size of incomplete blocks after the durable
-    offset · `applied`: the highest source position (commit, and message in the commit, from which the broker wrote a
-    block) in the log · `windows`: ranges of source positions whose messages the log may lack, because a part of the
+    offset · `applied`: the highest source position (a commit, and a message in this commit) from which a block of the
+    log was applied · `windows`: ranges of source positions whose messages the log may lack, because a part of the
     log is damaged, missing or deleted by retention.
     """
 
@@ -240,7 +240,7 @@ def concatenate_facts(parts: list[Facts]) -> Facts:
 
 
 def split_facts(facts: Facts, parts: int) -> list[tuple[int, Facts]]:
-    """Split facts into numbered parts. Facts about one producer's messages, or about one commit, share a part."""
+    """Split facts into numbered parts. Facts about one producer's messages, or about one commit, get the same part."""
     mixed = (facts.key >> np.uint64(SEQUENCE_BITS)) + facts.folder.astype(np.uint64)
     numbers = mixed % np.uint64(parts)
     return [(number, facts.select(numbers == number)) for number in map(int, np.unique(numbers))]
@@ -288,7 +288,7 @@ SourcePosition = tuple[int, int]
 
 
 class DamagedRange(NamedTuple):
-    """Unreadable offsets [first, next), with the source positions before and after. `end`: no valid block follows."""
+    """Unreadable offsets [first, next). `before`, `after`: nearest source positions. `end`: no valid block follows."""
 
     first: int
     next: int
@@ -383,7 +383,7 @@ class _PieceChecker:
             self.result.first_ordinal = good.trailer.first_ordinal
 
     def _add_damaged_range(self, position: int, reason: str, end: bool) -> None:
-        """Record that the file is unreadable from `self.offset` up to `position`. `end`: no valid block follows."""
+        """Record unreadable bytes up to `position`: damage, or the torn end of a log. `end`: no valid block follows."""
         result = self.result
         first, self.offset = self.offset, self.piece.base + position
         self.previous, result.next_ordinal = None, None

@@ -22,7 +22,7 @@ from tfmq.spark.pipelines.audit_check import Array, Facts, SourcePosition
 from tfmq.spark.pipelines.audit_plan import AuditedLog
 
 LISTED_MAX: Final = 1000
-"""Maximum number of findings of each kind that are listed for one part of the facts; others are only counted."""
+"""Maximum number of findings of each kind that are listed for one part of the facts; further ones are counted."""
 
 
 class AppliedState(NamedTuple):
@@ -127,7 +127,7 @@ def compare_sides(
 
 
 def find_repeats(runs: Facts) -> Iterator[RepeatedMessages]:
-    """Yield by id the messages of each run (consecutive ids of a producer) whose ids are also in an earlier run."""
+    """Find ids that are in several runs (consecutive ids of a producer). Yield the repeats in the order of ids."""
     if runs.row_count < 2:
         return
     runs = runs.select(np.lexsort((runs.offset, runs.log, runs.key)))
@@ -145,7 +145,10 @@ def find_repeats(runs: Facts) -> Iterator[RepeatedMessages]:
 def find_missing(
     runs: Facts, wanted: Facts, standings: Mapping[int, AppliedState]
 ) -> tuple[list[MissingMessages], int]:
-    """Return the messages in `wanted` that logs (`runs`) have lost, and the number that is not applied to logs yet."""
+    """Find the committed messages (`wanted`) that are not in the logs (`runs`).
+
+    Return the lost messages, and the number of messages that by `standings` are not applied to their logs yet.
+    """
     found: list[MissingMessages] = []
     late = 0
     for log in np.unique(wanted.log):
@@ -204,7 +207,7 @@ def _count_covered(runs: Facts, asked: Facts) -> Array:
 
 
 def _count_below(starts: Array, ends: Array, before: Array, ids: Array) -> Array:
-    """Return for each of `ids` how many smaller ids are in ranges [starts, ends). `before`: ids before each range."""
+    """Count for each of `ids` the smaller ids in ranges [starts, ends). `before`: number of ids before each range."""
     at = np.searchsorted(starts, ids, side="right")
     last = np.maximum(at, 1) - 1
     inside = np.minimum(ids, ends[last]) - np.minimum(starts[last], ids)

@@ -83,7 +83,7 @@ class JournalFileContents(NamedTuple):
 def plan_journal(disk: Disk, data: str) -> JournalPlan:
     """Plan which files of a journal to read.
 
-    Call this after reading the partitions: then the journal has an entry for every message that was found there.
+    Call this after the partitions were read: so the commits of all messages that were found are in the journal already.
     """
     folder = filenames.join(data, filenames.TRANSACTIONS_FOLDER)
     if not is_journal(disk, folder):

@@ -51,7 +51,7 @@ class AuditedSegment(NamedTuple):
 
 
 class AuditedLog(NamedTuple):
-    """A log, as `number` in the plan. `partition` -1: an internal log of the broker. `checkpoint` None: unreadable."""
+    """A log; `number`: index in the plan. `partition` -1: a log of the broker itself. `checkpoint` None: unreadable."""
 
     number: int
     data: str
@@ -240,8 +240,8 @@ def _plan_segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: 
     size = disk.size(filenames.join(path, filenames.segment_name(base, suffix)))
     if log_id is None:
         return AuditedSegment(base, size, None)
-    # 1 << 40 is above any segment size, so no index entry is ignored. If the segment file lost its end, the index shows
-    # how long the file must be.
+    # If the segment file lost its end, the index shows how long the file was. `load` ignores entries after the given
+    # size, so it gets 1 << 40, which is above the size of any segment.
     index = SegmentIndex.load(disk, filenames.join(path, filenames.index_name(base)), base, log_id, 1 << 40)
     return AuditedSegment(base, size, index.end if len(index) else None)
 
@@ -258,7 +258,7 @@ def _split_segments(disk: Disk, log: AuditedLog, piece_bytes: int) -> list[Audit
 
 
 def _find_cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes: int) -> list[int]:
-    """Return positions, about `piece_bytes` apart, at which blocks end. The block trailer before each was checked."""
+    """Return positions, about `piece_bytes` apart, at which blocks end, as the block trailer before each confirms."""
     if log.log_id is None or segment.size < 2 * piece_bytes:
         return []
     path = filenames.join(log.path, filenames.index_name(segment.base))
@@ -287,11 +287,10 @@ CATALOG_LOG_ID: Final = 1 << 24
 
 
 def read_catalog_topics(disk: Disk, data: str) -> list[TopicRow]:
-    """Return the topics in the catalog (the broker's log of topics) of a data folder; [] if that is damaged or missing.
+    """Return the topics in the catalog (the broker's log of topics) of a data folder; [] if it cannot be read.
 
-    Topics that are just being created or deleted are left out. Damage is not reported here, since the catalog is
-    audited like other logs. Call this before the partition folders are listed, so that every returned topic has its
-    folders.
+    Topics that are being created or deleted are left out. Damage is not reported here, since the catalog is audited
+    like other logs. Call this before the partition folders are listed, so that every returned topic has its folders.
     """
     folder = filenames.join(data, CATALOG_FOLDER)
     register = CatalogState()
@@ -318,7 +317,7 @@ def _catalog_blocks(disk: Disk, folder: str, offset: int) -> Iterator[Block]:
 
 
 def find_missing_folders(data: str, topics: list[TopicRow], logs: list[AuditedLog]) -> list[Finding]:
-    """Return findings for partitions of `topics` that are not in `logs`, or that have another log id there."""
+    """Return findings for partitions of `topics` that are not in `logs`, or whose log in `logs` has another log id."""
     there = {(log.topic, log.partition): log for log in logs}
     findings = []
     for topic in topics:

@@ -53,7 +53,7 @@ class Job:
 
     @contextmanager
     def spark(self) -> Iterator[SparkSession]:
-        """Yield the active Spark session; else start one for the `with` block. Raises the errors of `start_session`."""
+        """Yield the active Spark session, or start one for the `with` block. Raises the errors of `start_session`."""
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
@@ -149,7 +149,7 @@ def pipeline_options(name: str) -> Callable[[Function], Function]:
 
 
 def check_topics(topics: Sequence[str], everything: bool) -> None:
-    """Raise UsageError unless either topics or --all are given, and not both."""
+    """Raise UsageError if neither topics nor --all are given, or both."""
     if bool(topics) == everything:
         raise click.UsageError(f"name the topics, or give --all{', not both' if everything else ''}.")
 

@@ -121,7 +121,7 @@ class HourFileWriter:
         self._last = (0, 0)
 
     def add_rows(self, batch: pa.RecordBatch) -> None:
-        """Append rows. All must be of this hour, and have higher offsets than the rows that were added before."""
+        """Append rows. All rows must be of this hour, and have higher offsets than the rows that were added before."""
         sizes = estimate_row_sizes(batch)
         offsets, times = batch.column("offset"), batch.column("timestamp").cast(pa.int64())
         if self._first is None:

@@ -281,7 +281,7 @@ def _find_faults(standing: GroupPosition, letters: Sequence[LetterSummary]) -> I
 
 
 def _orphaned_letters(group: str, partition: int, letters: Sequence[LetterSummary], topic: str | None) -> Fault:
-    """Return the discrepancy for `letters` of a group (or of a topic, if `topic` is None) that the broker lacks."""
+    """Return the discrepancy for `letters` of a group without position in `partition`. `topic`: None if deleted."""
     said = with_noun(len(letters), "letter")
     open_ones = sum(letter.state in (*OPEN_STATES, model.DEAD) for letter in letters)
     if topic is None:

@@ -116,7 +116,7 @@ def _split_into_steps(files: list[ArchiveFile], step_bytes: int) -> Iterator[tup
 
 
 def replay_name(archive_id: str, choice: ReplayFilter, node: str, topic: str, incarnation: int) -> str:
-    """Return the name of a replay at the broker, which is the same for the same archive, filter and target topic."""
+    """Return the name by which the broker knows a replay: the same for the same archive, filter and target topic."""
     asked = json.dumps([archive_id, *choice, node, topic, incarnation])
     return hashlib.sha256(asked.encode()).hexdigest()[:32]
 
@@ -126,7 +126,11 @@ SENT_COLUMNS: Final = ("value", "attributes", "partition")
 
 
 class ReplayOptions(NamedTuple):
-    """Options of a replay. `choice`: the messages · `topic`: the target · `into_itself`: permit the archived topic."""
+    """Options of a replay.
+
+    `choice`: the messages to send · `topic`: the topic that gets them · `repartition`: choose partitions by key again,
+    for a topic with another number of partitions · `into_itself`: permit the archived topic itself as `topic`.
+    """
 
     folder: Path
     choice: ReplayFilter
@@ -181,7 +185,7 @@ def read_rows(options: ReplayOptions, partitions: int, part: ReplayPart) -> Iter
 
 
 def filter_by_time(batch: pa.RecordBatch, choice: ReplayFilter) -> pa.RecordBatch:
-    """Return the rows of `batch`, which is sorted by append time, that were appended in the selected time."""
+    """Return the rows that were appended in the selected time. `batch` must be sorted by append time."""
     if choice.since_ms is None and choice.until_ms is None:
         return batch
     times = batch.column("timestamp").cast(pa.int64()).to_numpy() // 1000

@@ -58,7 +58,7 @@ def read_group_lags(address: SourceAddress, topics: Sequence[str], now_ms: int) 
 
 
 def combine_lags(group: str, lags: Sequence[int], ages: Sequence[float]) -> GroupLag:
-    """Return the sum of `lags`, a group's lags in a topic's partitions (-1 if one is unknown), and the highest age."""
+    """Return the sum of a group's lags in a topic's partitions (-1 if a lag is unknown), and the highest of `ages`."""
     return GroupLag(group, UNKNOWN if min(lags) < 0 else sum(lags), max(ages, default=0.0))
 
 
@@ -302,7 +302,7 @@ def measure_topics(
 
 
 def write_report(folder: Path, figures: Sequence[TopicFigures], kind: str, address: SourceAddress, now_ms: int) -> None:
-    """Write a picture per topic, the page, and the figures as JSON. Raises OSError."""
+    """Write a picture per topic, the HTML page, and the figures as JSON. Raises OSError."""
     drawn = {each.topic: report_render.draw_topic(each, kind) for each in figures}
     for topic, picture in drawn.items():
         (folder / f"{topic}.{kind}").write_bytes(picture)

@@ -71,7 +71,7 @@ def quantile_name(share: float) -> str:
 
 
 class RateSample(NamedTuple):
-    """Number of messages, and bytes of their payloads, appended in the `seconds` from `at` (seconds since 1970) on."""
+    """Messages appended in the `seconds` from `at` (seconds since 1970) on: their number, and the bytes of payload."""
 
     at: int
     seconds: int

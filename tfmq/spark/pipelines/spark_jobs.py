@@ -176,8 +176,8 @@ class SparkTaskRunner:
         """Run one Spark task for each item, and return the results in the order of `items`.
 
         Each task calls `work(item)`. `work` must be a function of a module, or a `partial` of one, because functions
-        are pickled by their names. Items and results pass through Spark and must be small; tasks read and write files
-        themselves. Raises the first error of a task.
+        are pickled by their names. Items and results pass through the driver and must not have messages in them: tasks
+        read and write files themselves. Raises the first error of a task.
         """
         if not items:
             return []
@@ -217,7 +217,7 @@ class SparkTaskRunner:
 
 @contextmanager
 def report_progress(progress: Progress, done: Callable[[], tuple[int, int]]) -> Iterator[None]:
-    """Update `progress` regularly during the `with` block. `done()` returns the (rows, bytes) processed so far."""
+    """Update `progress` every POLL_SECONDS in the `with` block. `done()`: the (rows, bytes) processed so far."""
     before = (0, 0)
 
     def add_growth() -> None:
@@ -254,7 +254,7 @@ STAGE_POLL_SECONDS: Final = 0.5
 
 @contextmanager
 def watch_progress(context: SparkContext, progress: Progress) -> Iterator[None]:
-    """Advance `progress` by the ended tasks of Spark's first stage; for a query whose tasks do not report progress."""
+    """Advance `progress` by the share of ended tasks in Spark's first stage, for a query whose tasks report nothing."""
     tracker: Any = context.statusTracker()
     stage: int | None = None
 
