@@ -138,7 +138,7 @@ class Producer:
         return self._core.stats()
 
     def transaction(self) -> Transaction:
-        """In asyncio: `async with producer.transaction() as tx: await tx.send(...)`."""
+        """Usage in asyncio: `async with producer.transaction() as tx: await tx.send(...)`."""
         self._driver.check_caller()
         return Transaction(self._core.transactions.begin())
 
@@ -179,7 +179,7 @@ class Producer:
 
 
 def __getattr__(name: str) -> Any:
-    """Return `tfmq.sql` as `tfmq.aio.sql`. It is imported on first use, because it imports SQLAlchemy."""
+    """Return the module `tfmq.sql` for `tfmq.aio.sql`. It is imported on first use, because it imports SQLAlchemy."""
     if name != "sql":
         raise AttributeError(f"module 'tfmq.aio' has no attribute {name!r}")
     return import_module("tfmq.sql")

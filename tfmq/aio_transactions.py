@@ -106,7 +106,7 @@ class Transaction(TransactionHandle):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, GeneratorExit):  # a discarded generator contains the block, perhaps without a loop
+        if isinstance(error, GeneratorExit):  # the block is in a discarded generator; perhaps no event loop runs
             self._core.drop(None)
             self._driver.wake()
             return
@@ -121,7 +121,7 @@ class Transaction(TransactionHandle):
 
 
 def checked_in(driver: AsyncDriver, function: Any) -> Check:
-    """Return a check-back function that any thread may call. A coroutine function runs in the driver's event loop."""
+    """Return `function` as a check-back that any thread may call; a coroutine function runs in the driver's loop."""
     if not iscoroutinefunction(function):
         check: Check = function
         return check

@@ -25,7 +25,7 @@ from tfmq.errors import UnknownTopic
 
 RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
-"""First and longest pause before a target that rejects effects is tried again. Each pause is twice the last one."""
+"""First and longest pause before a target that rejects effects is tried again. Each pause is twice the previous one."""
 IN_FLIGHT_BYTES_MAX: Final = 512 << 10
 """Maximum number of bytes that all queues of one source together have written and that are not durable yet.
 
@@ -58,7 +58,7 @@ class InFlightLimit:
         return not self.in_flight_bytes or self.in_flight_bytes + size_bytes <= self._maximum
 
     def release(self, size_bytes: int) -> None:
-        """Stop counting bytes that are durable, not written, or of a stopped target. Then serve waiting callers."""
+        """Stop counting bytes that are durable or not written, or whose target stopped. Then serve waiting callers."""
         self.in_flight_bytes -= size_bytes
         # If a `go` called below calls `release`, that inner call returns here, and the outer loop continues. Otherwise
         # thousands of calls could be nested.
@@ -88,7 +88,7 @@ class ApplyQueue(ABC):
         self.blocked_reason = ""
         self._queues = queues
         self._position_known = False
-        """Whether effects that the target already has were removed since the last start, error or resumption."""
+        """Whether the target's applied position was read since the last start, error or resumption."""
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._pause_timer: Any = None
 
@@ -102,11 +102,11 @@ class ApplyQueue(ABC):
 
     @abstractmethod
     def _send(self) -> bool:
-        """Start the next operation, or remove effects that need none. Return False if neither is possible now."""
+        """Start the next operation, or remove effects that were cancelled. Return False if neither is possible now."""
 
     @abstractmethod
     def _drop_applied(self, applied: tuple[int, int] | None) -> bool:
-        """Remove the effects up to the position `applied` (None: none); return whether `_send` may be called now."""
+        """Remove the effects up to the position `applied`, none if it is None. Return whether `_send` may be called."""
 
     @abstractmethod
     def drop_all(self) -> None:
@@ -137,7 +137,7 @@ class ApplyQueue(ABC):
     # Blocked targets
 
     def target_resumed(self) -> None:
-        """Handle that the stopped target accepts writes again. Effects that were not durable there may be lost."""
+        """Check the target, which was stopped and was resumed: effects that it had not made durable may be lost."""
         self.retry()
 
     def retry(self) -> None:
@@ -224,7 +224,7 @@ class ApplyQueues(Generic[Queue]):
         self._on_ready()
 
     def continue_next_turn(self, queue: Queue) -> None:
-        """Continue this queue in the next turn of the broker, because the limit of this turn is reached."""
+        """Continue this queue in the next turn of the broker, because the source has used up its limit of this turn."""
         if not self._next_turn:
             self.timers.after(0.0, self._start_turn)
         self._next_turn[queue] = None

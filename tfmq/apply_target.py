@@ -1,10 +1,10 @@
 """Effects of transactions, delayed messages and schedules, and the interface through which they are applied.
 
 An effect is a change of one target: an append to a partition or to the arrival log, or new offsets of groups. It has
-the key of its target and a `source`: which component the effect comes from, and the effect's position among those of
-that component. A target applies the effects of one source by increasing position only. So after a crash the highest
-applied position shows which effects must still be applied; an effect at or below it is not applied again. The sources
-use only the interfaces `ApplyTarget`, `Timers` and `RunInWorker`, not partitions, topics or groups.
+the key of its target and a `source`: the component from which the effect comes, and the effect's position among all
+effects of that component. A target applies the effects of one source by increasing position only. So after a crash the
+highest applied position shows which effects must still be applied; an effect at or below it is not applied again. The
+sources use only the interfaces `ApplyTarget`, `Timers` and `RunInWorker`, not partitions, topics or groups.
 """
 
 from array import array
@@ -21,7 +21,7 @@ ARRIVALS_KEY: Final = make_log_id(2, 0)
 """The key and the log id of the arrival log of delayed messages. No partition has this log id."""
 
 SourceId: TypeAlias = tuple[int, int]
-"""(kind, id) of a source of effects, as in `journal.record.batch.Source`."""
+"""(kind, id) of a source of effects. Kind: transaction journal, delayed messages or schedule; id: which one of them."""
 
 
 class Append(NamedTuple):
@@ -153,15 +153,15 @@ class ApplyTarget(Protocol):
         ...
 
     def last_applied(self, key: int, source: SourceId) -> tuple[int, int] | None:
-        """Return the highest position (high, low) from `source` that is written in the target `key`, or None."""
+        """Return the highest position (high, low) of `source` that is written in the target `key`; None if none is."""
         ...
 
     def last_durable(self, key: int, source: SourceId) -> tuple[int, int] | None:
-        """Return the highest position (high, low) from `source` that is durable in the target `key`, or None.
+        """Return the highest position (high, low) from `source` that is durable in the target `key`; None if none is.
 
-        Neither a power failure nor a resumption of the target can lower that position. The groups' offsets are an
-        exception: their position is certain only until `source` writes there for the first time since the start, and
-        it is None while these offsets are stopped or wait for disk space.
+        Neither a power failure nor a resumption of the target can lower that position. This does not hold for the
+        groups' offsets: their position is certain only until the first write of `source` to them since the start, and
+        it is None while their log is stopped or waits for disk space.
         """
         ...
 
@@ -176,11 +176,11 @@ class ApplyTarget(Protocol):
         DiskFull if the effect was not written. If such an error has the outcome "unknown", the effect may be written;
         `last_applied` shows that after the target is resumed. Any other error means the same as StorageStopped.
 
-        A source that must not lose an effect waits for `done` before it applies the next effect to the same key, unless
-        both may be written in one append. Otherwise, if the first effect fails and the next one is written, the first
-        would count as applied, because only the highest position is stored. For the same reason a stopped target
-        answers StorageStopped until its sources were notified of the resumption: effects that were written but not
-        fsynced may be lost, and have to be written again before any later effect.
+        A target stores only the highest position of a source. So if an effect failed and a later one was written, the
+        failed effect would count as applied. A source that must not lose an effect therefore waits for `done` before it
+        applies the next effect to the same key, unless both may be written in one append. A stopped target answers
+        StorageStopped until its sources were notified of the resumption: effects that were written but not fsynced may
+        be lost, and have to be written again before any later effect.
         """
         ...
 
@@ -197,7 +197,7 @@ class ApplyTarget(Protocol):
         ...
 
     def end_exclusive(self, key: int) -> None:
-        """Let effects of all sources be appended again, if `begin_exclusive` was called."""
+        """Let effects of all sources be appended again after `begin_exclusive`. Do nothing if it was not called."""
         ...
 
     def is_durable(self, result: AppendResult) -> bool:
@@ -209,7 +209,7 @@ class ApplyTarget(Protocol):
         ...
 
     def check_offsets(self, rows: Sequence[Any], session: Any) -> list[GroupPositions]:
-        """Return the read positions in `rows`, which a client sent. Raises Fenced, NotAllowed, or Busy if locked."""
+        """Return the read positions in a client's `rows`. Raises Fenced, NotAllowed; Busy if an offset is locked."""
         ...
 
     def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:

@@ -2,11 +2,11 @@
 
 `unpack` is for peers. It raises `Malformed`, and nothing else, for every invalid input: text that is not UTF-8, lengths
 beyond the end, extension types, more items than allowed, bytes after the value, and nesting deeper than
-`limits.HEADER_DEPTH` (not checked in very short values). The number of items that a list or map announces is compared
-with the number of remaining bytes before memory for the items is allocated.
+`limits.HEADER_DEPTH` (which is not checked in values of up to UNCHECKED_BYTES_MAX bytes). The number of items that a
+list or map announces is compared with the number of remaining bytes before memory for the items is allocated.
 
-`unpack_stored` is for data that a broker stored. A snapshot may have millions of items, so their number is limited only
-by the size of the data, and the C library does the check.
+`unpack_stored` is for data that a broker stored. A snapshot may have millions of items. So the number of items is
+limited only by the size of the data, and msgpack's C code counts the items.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ def unpack_stored(data: Buffer) -> Any:
 
 
 def unpack_stored_values(data: Buffer) -> Iterator[Any]:
-    """Decode the values in `data` one after the other, as `unpack_stored` does. Raises `Malformed`."""
+    """Decode the values in `data` one after the other, with arrays as tuples. Raises `Malformed`."""
     start = 0
     for end in _ends(data):
         yield _unpack_checked(memoryview(data)[start:end])

@@ -148,7 +148,8 @@ def _build_config(
 def parse_value(key: str, value: Any, origin: str, topic: str = "", typed: bool = False) -> Any:
     """Check the value of a key and convert it to the type that the code uses.
 
-    The other parameters are as in `SettingValue`. Raises `ConfigError` for an unknown key or an invalid value.
+    `origin`: the source, named in errors. `topic`: the topic in whose section the key is, or "". `typed`: whether the
+    source has types, as TOML has. Raises `ConfigError` for an unknown key or an invalid value.
     """
     known = TOPIC_KEYS if topic else SETTINGS
     shown = f'topic."{topic}".{key}' if topic else key
@@ -176,7 +177,7 @@ def _shorten(value: Any) -> str:
 
 
 def _suggestion(key: str, known: Iterable[str]) -> str:
-    """Return "; did you mean ...?" with a similar key, or one with the same word in another section; "." if none."""
+    """Return "; did you mean ...?" with a similar key, or a key that ends with the same word; "." without one."""
     known = list(known)
     # For the name of a section, suggest its time or size: for `retention`, retention.seconds, not the most similar key.
     near = [f"{key}.{last}" for last in ("seconds", "bytes") if f"{key}.{last}" in known][:1]
@@ -342,7 +343,9 @@ def _split_key(key: str) -> list[str]:
 
 
 class ReloadResult(NamedTuple):
-    """The configuration after a reload; the applied changes, as "KEY = VALUE (was VALUE)"; changed keys not applied."""
+    """Result of a reload: the new configuration, the applied changes as texts "KEY = VALUE (was VALUE)", and the keys
+    whose change was not applied.
+    """
 
     config: Config
     changed: list[str]

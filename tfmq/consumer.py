@@ -51,8 +51,8 @@ class Consumer(BaseConsumer, Generic[Value]):
             "latest", an offset (bytes), `tfmq.Ordinal(n)`, or an aware datetime (append time).
         read: "forced" delivers only durable messages; "written" also messages that are not fsynced yet.
         on_damage: "stop" raises `Damaged`; "skip" logs the damaged range and continues after it.
-        on_out_of_range: what happens if the offset no longer exists. "stop" raises `OffsetOutOfRange`; "earliest" and
-            "latest" continue at the first or after the last message.
+        on_out_of_range: what happens if the offset no longer exists. "stop" raises `OffsetOutOfRange`; "earliest"
+            continues at the first message, "latest" after the last message.
         commits: "auto" commits the acknowledged messages every `save_every` seconds and at the end (at least once).
             "manual" commits only in `commit`. "before" commits before a message is delivered (at most once).
         offsets: where offsets are stored: "broker", "file:PATH", "sql:URL", "zookeeper://...", or an `OffsetStorage`.
@@ -63,7 +63,7 @@ class Consumer(BaseConsumer, Generic[Value]):
         where: a function of a message; only messages for which it returns a true value are delivered.
         codec: makes `message.value` from the payload, see `tfmq.codecs`; one for all topics, or a dict by topic.
         hooks: see `tfmq.Hook`.
-        strategy: how partitions are assigned in a group: "sticky" moves the fewest, "range", "consistent_hash".
+        strategy: how partitions are assigned in a group: "sticky" (moves the fewest), "range" or "consistent_hash".
         broadcast: True: every machine reads the whole topic, with offsets of its own. A text replaces the machine's
             name.
         coordinator: assigns the partitions of a group: "broker", or "zookeeper://...", which also stores the offsets.
@@ -182,15 +182,15 @@ class Consumer(BaseConsumer, Generic[Value]):
         A message is acknowledged when its listener returns. If the listener raises, the message is retried up to
         `retries` times with growing pauses, and then becomes a dead letter. If the listener raises `tfmq.Reject`, the
         message becomes a dead letter at once. `tfmq.RetryLater(seconds)` retries it later, and later messages are
-        handled meanwhile. Without a dead-letter store, `run` raises the error. An awaitable result of a listener is
-        awaited. At the end, also after an error, the offsets of acknowledged messages are committed, and the consumer
-        leaves the group and is closed.
+        handled meanwhile. Without a dead-letter store, `run` raises the listener's error. An awaitable result of a
+        listener is awaited. At the end, also after an error, the offsets of acknowledged messages are committed, and
+        the consumer leaves the group and is closed.
 
         Args:
             listener: called with each message of a topic that has no listener of its own.
             workers: how many messages are handled at the same time.
-            order: which earlier message must be handled before a message: the one before it in its "partition", the
-                one before it with its "key", or "none".
+            order: what a message waits for: the previous message of its "partition", the previous message with its
+                "key", or "none": no other message.
             signals: SIGTERM and SIGINT end `run` after the current messages, a second one at once (main thread only).
             tracebacks: log the traceback of each failed call (logger `tfmq.consumer`); False: only the error's class.
         """

@@ -59,7 +59,7 @@ class BaseConsumer:
         self._loop: Any = None
 
     def _create_run(self, listener: Listener | None, workers: int, order: str, tracebacks: bool) -> HandlerRunner:
-        """Create the runner for `run`, which has no workers yet. Raises BadRequest; Closed for a closed consumer."""
+        """Create the runner of a call of `run`, without workers. Raises BadRequest; Closed for a closed consumer."""
         core, options = self._core, self._core.options
         if core.closed:
             raise Closed("The consumer is closed, as it always is after a run; make a new one.")
@@ -120,7 +120,7 @@ class BaseConsumer:
         return self._listeners.on(topic)
 
     def stop(self) -> None:
-        """Stop iteration after the current message; `poll` then returns []. For any thread and signal handlers."""
+        """Stop iteration after the current message; `poll` then returns []. For threads and signal handlers too."""
         self._core.stop()
         self._driver.set_event(self._core.stop_requested)
 

@@ -25,7 +25,7 @@ VERSION_NAME: Final = "version"
 FORMAT: Final = 1  # of the data folder's layout
 STARTING_NAME: Final = "starting"
 START_FILES: Final = frozenset({META_NAME, LOCK_NAME, STARTING_NAME})
-"""Names that a start of a broker creates first. A data folder that has one of them must also have a catalog."""
+"""Names that the first start of a broker creates. If a data folder has one of them, it must also have a catalog."""
 OWN_FOLDERS: Final = frozenset({META_NAME, "transactions", "delay"})
 """A folder is a data folder if it has one of these or a partition. The names `lock` and `starting` alone prove nothing,
 because other programs have such files too."""
@@ -43,8 +43,8 @@ IGNORED_NAMES: Final = frozenset(
         ".gitkeep",
     }
 )
-"""Names that a folder may contain and still counts as empty: files that a start creates before DATA/meta, a log file
-that the shell opened, the folder of a mounted disk, files of a version control system."""
+"""A folder with only these names counts as empty. They are files that a start creates before DATA/meta, a log file that
+the shell opened, folders that a mounted disk has, and files of a version control system."""
 
 
 _CHECKSUM_PATTERN = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTALL)
@@ -130,7 +130,7 @@ def is_partition_folder(names: Iterable[str]) -> bool:
 
 
 def path_error_advice(error: BaseException, data: str) -> str | None:
-    """Return advice for a path in the data folder `data` that has the wrong type or rights; None for another error."""
+    """Return advice if `error` is about a path of the wrong type or rights in the data folder, else None."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str):
         return None
     path = error.filename

@@ -132,7 +132,7 @@ class _ServerProcess:
 
 
 def terminate_with_parent() -> Callable[[], None] | None:
-    """Return a function for `preexec_fn` that lets Linux end the child with its parent; None on other systems."""
+    """Return a function for `preexec_fn`: it makes Linux end the child when the parent ends. None on other systems."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

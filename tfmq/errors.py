@@ -96,7 +96,7 @@ class TfmqError(Exception):
 
 
 class Detail(Generic[DetailValue]):
-    """Descriptor that reads a value in `details`. If the value is missing or of another type, returns `unknown`."""
+    """Descriptor that reads a value in `details`, or returns `unknown` if there is no value of the same type."""
 
     def __init__(self, unknown: DetailValue) -> None:
         self.unknown: DetailValue = unknown
@@ -274,7 +274,7 @@ class DecodeFailed(TfmqError):
 
 
 class DeliveryFailed(TfmqError):
-    """Some deliveries failed, and the caller had not read their results. `deliveries` has them; it is not pickled."""
+    """Deliveries failed, and the caller had not read their results. `deliveries`: the failed ones, not pickled."""
 
     number, code = 24, "delivery_failed"
     happened = "Messages could not be delivered, and their results had not been read."
@@ -428,7 +428,7 @@ BY_CODE: Mapping[str, type[TfmqError]] = {each.code: each for each in CLASSES}
 
 
 class ErrorReply(NamedTuple):
-    """An error reply as it is sent: [-number, correlation, code, outcome, sentence, details]."""
+    """The fields of an error reply. It is sent as [-number, correlation, code, outcome, sentence, details]."""
 
     number: int
     code: str

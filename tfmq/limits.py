@@ -1,8 +1,8 @@
 """All limits on what a peer can make this process allocate: default, cap and reason.
 
-A `Limit` is an `int`, its default, so code compares with it directly. A limit that the operator may change is
-the key `limits.name` of the configuration; its effective value is passed to the code that needs it. Limits
-marked `sent` are sent to a client in the reply to HELLO.
+A `Limit` is an `int` with its default as the value, so code compares with it directly. If the operator may change
+a limit, it is the key `limits.name` of the configuration, and its effective value is passed to the code that needs
+it. Limits marked `sent` are sent to a client in the reply to HELLO.
 """
 
 import re

@@ -68,8 +68,8 @@ class SendResult(NamedTuple):
 
     `offset` and `message_id` are those of the first message; `offset` is None where it is unknown (a delayed message,
     or acks "none"). `durability`: "synced", "written" or "none". `delayed`: the handle of a delayed message, or a
-    sequence of handles for several. `delayed` is None for messages without a delay, in a transaction that another
-    process commits, and if the broker's reply was lost and the broker no longer has the handle.
+    sequence of handles for several. `delayed` is None in three cases: the messages have no delay; another process
+    commits their transaction; the broker's reply was lost, and the broker no longer has the handle.
     """
 
     topic: str

@@ -92,10 +92,10 @@ class Producer:
         datetime, or seconds since 1970) the broker stores the message until it is due. The result then has no
         offset, and `delayed` is the handle for `cancel` and `reschedule`.
 
-        Waits only for buffer space, and for a topic's partitions before its first message with a key, each for at
-        most `timeout` seconds. Raises `Busy` if there is no space by then, `MessageTooLarge`, `Closed`, and
-        `TypeError` for a payload that needs a codec, for a time of another type, for a datetime without a time
-        zone, and for `delay` and `deliver_at` together.
+        Waits only for buffer space, and, at the first message with a key to a topic, until the topic's partitions
+        are known; each wait ends after `timeout` seconds. Raises `Busy` without buffer space, `MessageTooLarge`,
+        `Closed`, and `TypeError` for a payload that needs a codec, for a time of another type, for a datetime without
+        a time zone, and for `delay` and `deliver_at` together.
         """
         core, driver, delivery = self._core, self._driver, None
         plain = key is tag is properties is delay is deliver_at is partition is None  # type: ignore[comparison-overlap]
@@ -136,8 +136,8 @@ class Producer:
 
         The payloads are bytes, text, `Message`s or values for the codec.
 
-        `delay`, counted from the moment at which a payload is read from the iterable, or `deliver_at` applies
-        to all messages without a time of their own.
+        `delay` or `deliver_at` applies to all messages without a time of their own. A delay counts from the moment
+        at which the payload is read from the iterable.
 
         Waits for buffer space as `send` does; returns when the last message is in a batch. `result()` of the
         delivery handle is a list of one `SendResult` for each batch. When a batch fails, the remaining payloads
@@ -161,7 +161,7 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (None: the producer's timeout), then disconnect.
 
-        Messages that are not acknowledged by then fail. Raises `DeliveryFailed` like `flush`, also for these.
+        Messages that are not acknowledged by then fail. Raises `DeliveryFailed` like `flush`, also for these messages.
         A second call does nothing.
         """
         seconds = self._core.options.timeout if timeout is None else timeout
@@ -205,8 +205,8 @@ class Producer:
     def transaction_check(self, function: Check) -> Check:
         """Decorator: register `function(transaction)` as check-back of prepared transactions.
 
-        The broker sends check-backs for prepared transactions without an outcome to one connected producer of
-        the group (`Producer(group=...)`), for the transactions of all members. `transaction` has `xid`,
+        If a transaction of any member of the group (`Producer(group=...)`) stays prepared without an outcome, the
+        broker sends a check-back to one connected member, which calls `function`. `transaction` has `xid`,
         `epoch`, `prepared_at` and `topics`. The function returns "commit", "rollback", or None if the outcome is
         unknown; the broker then asks again later. `function` runs in its own thread; an exception is logged and
         means None. Several registered functions are called in turn until one returns an outcome. Raises

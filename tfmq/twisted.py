@@ -118,7 +118,7 @@ class Producer:
     stats = shared(tfmq.aio.Producer.stats)
 
     def transaction(self) -> Transaction:
-        """In coroutines: `async with producer.transaction() as tx: await tx.send(...)`."""
+        """Usage in coroutines: `async with producer.transaction() as tx: await tx.send(...)`."""
         self._driver.check_caller()
         return Transaction(self._core.transactions.begin())
 

@@ -57,7 +57,7 @@ CONCURRENT_CHANGES = 200
 SENTENCES_MAX = 20
 """If a command gets more handles than this, it prints a line only for messages without the wanted result."""
 EXTRA_EDGES = 4
-"""Edges of a query besides those of the ranges: the smallest and largest time, and a round time at either end."""
+"""Number of edges that a query needs in addition to those of the ranges: 0, TIME_MAX, and a round time at each end."""
 
 DELIVERED_BEFORE = "it was delivered already"
 UNKNOWN_HANDLE = "the broker knows no message of this handle: see docs/delay.md, “The handle” (tfmq --docs)"
@@ -200,7 +200,7 @@ def check_handles(handles: Sequence[str]) -> list[str]:
 
 
 async def change_all(output: Output, handles: Sequence[str], change: ChangeDelayed, wanted: str) -> int:
-    """Call `change` for all handles, also after failures. Return 0 if all messages have the state `wanted`, else 1."""
+    """Call `change` for all handles, until the connection fails. Return 0 if all got the state `wanted`, else 1."""
     from tfmq import aio
 
     rows: list[dict[str, Any]] = []

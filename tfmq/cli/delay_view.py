@@ -58,7 +58,7 @@ def check_handle(handle: str) -> str:
 
 
 def count_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tuple[list[int], int]:
-    """Return how many messages are due between each edge (ms since 1970) and the next, and how many in all."""
+    """Return how many messages are due between each edge (ms since 1970) and the next, and how many are pending."""
     known = sorted({round_edge(edge) for edge in edges})
     moments = [edge // 1_000 if edge % 1_000 == 0 else EPOCH + timedelta(milliseconds=edge) for edge in known]
     found = admin.delayed_histogram(moments, topic)
@@ -192,14 +192,14 @@ DISTANCES: Final[tuple[int, ...]] = (
     *(0, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR),
     *(DAY, 7 * DAY, 30 * DAY, YEAR, 10 * YEAR, 100 * YEAR),
 )
-"""Distances from now, in ms, for ranges that grow with the distance. Each is a multiple of the previous one."""
+"""Distances from now, in ms, of the edges of ranges whose length grows with the distance."""
 RANGES_MAX: Final = 20
 """Maximum number of ranges on a terminal."""
 TIME_MAX: Final = ((1 << 63) - 1) // SECOND * SECOND
 """The largest due time that can be queried, in whole seconds."""
 
 IGNORED_SHARE: Final = 0.005
-"""Share of all messages, at each end of the due times, that may be outside of the ranges. So a single message that is
+"""Share of all messages that may be due before the first range, and after the last range. So a single message that is
 due in ten years does not make all ranges wide. `sensible_edges` applies the share in each of its first two queries."""
 CONCENTRATED_SHARE: Final = 0.8
 """If one of several equal ranges has more than this share of the messages, ranges of growing length are tried."""
@@ -239,7 +239,7 @@ def sensible_edges(ask: CountBetween, now: int, first: int = 0, end: int = TIME_
 
 
 def coarse_edges(now: int, low: int, high: int, first: int, end: int) -> list[int]:
-    """Return edges that cover `low` to `high`, with growing distances from now, limited to `first` and `end`."""
+    """Return edges that cover `low` to `high`, at DISTANCES from now, but none before `first` or after `end`."""
     steps = [now + each for each in DISTANCES]
     lowest = max((each for each in steps if each <= low), default=low)
     highest = min((each for each in steps if each >= high), default=high)
@@ -264,7 +264,7 @@ def equal_edges(low: int, high: int, count: int) -> list[int]:
 
 
 def main_range(edges: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
-    """Return the two edges between which nearly all messages are."""
+    """Return the two edges that enclose the messages, except for at most IGNORED_SHARE of them at each end."""
     sums = list(accumulate(counts))
     outside = int(sums[-1] * IGNORED_SHARE)
     lowest = bisect_left(sums, outside + 1)
@@ -278,7 +278,7 @@ def round_step(span: int) -> int:
 
 
 def round_edges(low: int, high: int, step: int, first: int = 0, end: int = TIME_MAX) -> list[int]:
-    """Return edges at multiples of `step` that cover `low` to `high`, within `first` and `end`."""
+    """Return edges that cover `low` to `high`, at multiples of `step`, but none before `first` or after `end`."""
     edges = [floor_to_step(low, step)]
     while edges[-1] < high:
         edges.append(next_edge(edges[-1], step))

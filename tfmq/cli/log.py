@@ -245,7 +245,7 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
 
 
 def verify_path(disk: Disk, path: Path, records: bool, moved: FileProgress) -> Iterator[VerifyReport]:
-    """Yield a report for each log, the journal and the buckets at `path`. `moved` is called as files are verified."""
+    """Yield a report for each log, the journal and the buckets at `path`. `moved` is called with the progress."""
     folders = [path] if is_segment(path) or is_log_folder(path) else partitions_of(path)
     for folder in folders:
         report = lost_is_damage(verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved))
@@ -262,7 +262,7 @@ def verify_path(disk: Disk, path: Path, records: bool, moved: FileProgress) -> I
 
 
 class FileProgress:
-    """Progress callback: called with the bytes done of one file after the other; advances a bar by their difference."""
+    """Progress callback: gets the bytes done so far of a file; advances a bar by the bytes since its last call."""
 
     def __init__(self, advance: Any) -> None:
         self.advance, self._current_path, self._done_bytes = advance, "", 0
@@ -709,7 +709,7 @@ def size_of(path: Path) -> int:
 
 @contextmanager
 def explain_path_errors(path: Path) -> Iterator[None]:
-    """Context that replaces an OSError about a path of the wrong type by a ClickException with advice."""
+    """Context that replaces an OSError about a path of wrong type or rights by a ClickException with advice."""
     try:
         yield
     except OSError as error:

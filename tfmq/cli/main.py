@@ -263,7 +263,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete_names(names: Callable[[Admin], Iterable[str | CompletionItem]]) -> Complete:
-    """Return a click completion of the names that `names` requests from the broker (none without a reply in time)."""
+    """Return a click completion. It offers the names that `names` requests from the broker, if the reply is in time."""
 
     def complete(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
         from tfmq.admin import Admin

@@ -189,7 +189,7 @@ class ReadEnds:
         return all(position is not None and position >= end for position, end in positions)
 
     def _position(self, consumer: "Consumer", number: int) -> int | None:
-        """Return the read position in a partition; None if it is not assigned to this member (yet)."""
+        """Return the read position in a partition; None if the partition is not assigned to this member yet."""
         from tfmq.errors import UnknownPartition
 
         try:
@@ -203,8 +203,8 @@ class ReadEnds:
 def read_batches(consumer: "Consumer", ends: ReadEnds | None, count: int | None) -> Iterator[list["ReceivedMessage"]]:
     """Yield lists of messages until each partition has reached its offset in `ends` (None: without end).
 
-    At most `count` messages are yielded. The last poll may return messages after these offsets. They are yielded too,
-    since they count as read for the consumer's group and would otherwise never be printed.
+    At most `count` messages are yielded. The last poll may return messages after the offsets in `ends`. These messages
+    are yielded too, since they count as read for the consumer's group and would otherwise never be printed.
     """
     left = count
     while left is None or left > 0:

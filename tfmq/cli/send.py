@@ -137,7 +137,10 @@ class RoundRobinSelector(KeyHash):
 def send_all(
     producer: "Producer", topic: str, messages: Iterator[Message], advance: Callable[[int], None], handles: bool = False
 ) -> tuple[int, "SendResult | None", list[str | None]]:
-    """Send all messages and wait for their acks. Return their number, the last result, and their handles if wanted."""
+    """Send all messages and wait for their acks. Return their number, the last result, and the list of their handles.
+
+    The last result is None without messages. The list is empty unless `handles`.
+    """
     count, last, kept = 0, None, []
     try:
         for message in messages:
@@ -251,7 +254,8 @@ def parse_objects(stream: BinaryIO, shared: SharedOptions) -> Iterator[Message]:
 def message_of(row: dict[str, object], shared: SharedOptions) -> Message:
     if not isinstance(row, dict) or not {"payload", "payload_base64"} & row.keys():
         raise TypeError("it should be an object with a payload")
-    # An object with an offset was printed by `tfmq read` or `tfmq dlq export`; fields not in SENT or TIMES are ignored.
+    # An object with an offset was printed by `tfmq read` or `tfmq dlq export`. Its fields that are not in SENT are
+    # ignored, but those in TIMES are rejected. In other objects, all fields that are not in SENT are rejected.
     unused = row.keys() & TIMES if "offset" in row else row.keys() - SENT
     for name in sorted(unused):
         option = OPTIONS.get(name)

@@ -277,7 +277,7 @@ def list_command(states: tuple[str, ...], group: str | None, after: int, count: 
 
 
 def print_overdue(output: Output, admin: Admin, shown: Sequence[TransactionDescription]) -> None:
-    """Print how many transactions are prepared for too long, except commit group members, which have a timeout."""
+    """Print how many prepared transactions without a timeout are older than the setting transaction.alarm_seconds."""
     prepared = [each for each in shown if each.state == "prepared" and not each.expires_ms]
     if not prepared or output.quiet:
         return
@@ -368,7 +368,11 @@ def end_by_hand(
     *,
     force: bool = False,
 ) -> int:
-    """Find all transactions, ask the operator to confirm, then end them by `what`; return the exit code."""
+    """Find all transactions, ask the operator to confirm, then end them; return the exit code.
+
+    `what`: "commit" or "rollback". `names`: the xids. `as_owner`: end them as their owner would, not by hand. `yes`: do
+    not ask. `force`: commit also transactions that lost messages to damage.
+    """
     check_epoch_option(names, epoch)
     with output.admin() as admin:
         found = all_known(admin, names, epoch)
@@ -396,7 +400,7 @@ def end_each(
     *,
     loss_is_meant: bool = False,
 ) -> int:
-    """End the transactions one after the other, even if some fail; return the exit code.
+    """End the transactions one after the other, also after errors except ConnectionFailed; return the exit code.
 
     `end(xid, epoch)`: ends a transaction and returns its JSON row · `loss_is_meant`: the operator accepts that messages
     were lost to damage, so such a loss does not cause exit code 4.

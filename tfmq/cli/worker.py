@@ -60,7 +60,7 @@ class WorkerSlot:
         self.start_at = 0.0
         self.backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         self.has_started = False
-        """Whether the consumer of a process of this slot could start."""
+        """Whether the consumer could start at least once in a process of this slot."""
         self.has_ended = False
         """Whether the last process ended and is not restarted."""
 
@@ -92,7 +92,7 @@ class Supervisor:
         self._code = 0
 
     def run(self) -> int:
-        """Run until all processes ended by themselves, or a signal arrived; return the exit code."""
+        """Run until all processes have ended, by themselves or after a signal; return the exit code."""
         before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         try:
             while not all(slot.has_ended for slot in self._slots):
@@ -111,7 +111,7 @@ class Supervisor:
         self._signals.append(number)
 
     def poll(self) -> None:
-        """Pass signals on to the processes, handle ended processes, and start processes that are due."""
+        """Pass signals on to the processes, handle changed files and ended processes, start processes that are due."""
         while self._signals:
             number = self._signals.pop(0)
             self._stopping = True
@@ -274,7 +274,7 @@ def run_worker(target: str, workers: int, order: Any, tracebacks: bool, quiet: b
 
 
 def freeze_imports(consumer: Any) -> None:
-    """Exclude all imported objects, and those of the dead-letter store, from garbage collection.
+    """Import the module of the dead-letter store, then exclude all imported objects from garbage collection.
 
     Otherwise the last garbage collections of the interpreter take most of the time that an idle process needs to end.
     That adds up when several processes end at the same time.

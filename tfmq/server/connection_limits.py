@@ -19,12 +19,12 @@ PARTIAL_FRAME_BYTES_MIN = 4096
 """Minimum size of the buffer of an incomplete frame, so that a slowly arriving frame is not copied at each read."""
 PARTIAL_FRAME_GROWTH = 4
 """The buffer of an incomplete frame has at most this many times the size of the received part, so that a size word that
-announces a large frame allocates no memory for it."""
+announces a large frame allocates no memory for it. Exceptions: PARTIAL_FRAME_BYTES_MIN and _AT_ONCE."""
 PARTIAL_FRAME_BYTES_AT_ONCE = 1 << 20
-"""A frame up to this size gets a buffer for the whole frame at once, unless much receive memory is in use. A batch is
-then received in one or two reads; otherwise it needs one read for each larger buffer."""
+"""A frame up to this size gets a buffer for the whole frame at once, while RECEIVING_BYTES_PLENTIFUL permits it. So the
+frame is received in one or two reads. A buffer that grows needs one read for each of its sizes."""
 RECEIVING_BYTES_PLENTIFUL = 16 << 20
-"""If all incomplete frames together have less memory than this, a frame may get its whole buffer at once."""
+"""A frame may get its whole buffer at once if all incomplete frames, including this one, then have at most so much."""
 
 
 class ReceiveArena:
@@ -95,7 +95,7 @@ class PartialFrame:
 
 
 def allocates_at_once(receiving_bytes: int, needed: int) -> bool:
-    """Return whether a frame gets a buffer of `needed` bytes at once. Other frames use `receiving_bytes` of memory."""
+    """Return whether a frame gets its whole buffer (`needed`) at once. `receiving_bytes`: memory of the others."""
     return needed <= PARTIAL_FRAME_BYTES_AT_ONCE and receiving_bytes + needed <= RECEIVING_BYTES_PLENTIFUL
 
 
@@ -113,8 +113,8 @@ PARTIAL_FRAME_SECONDS = 60.0
 RECEIVING_BYTES_ALL = 256 * MIB
 """Memory for incomplete frames. While more is in use, only one connection at a time continues to receive its frame."""
 CROWDED_FACTOR = 4
-"""Memory is short, and reads are limited, if incomplete frames use more than this times RECEIVING_BYTES_ALL. Only the
-first bytes of very many frames can use so much."""
+"""If incomplete frames use more than RECEIVING_BYTES_ALL times this factor, each read is limited to CROWDED_READ_BYTES.
+So much memory is in use only if very many connections have each sent the first bytes of a frame."""
 PAUSED_FOR_MEMORY = "memory"
 """Pause reason of connections that wait for receive memory."""
 CHECK_SECONDS = 1.0
@@ -135,7 +135,7 @@ class LimitedConnection(Protocol):
     def pause(self, reason: str) -> None: ...
     def resume(self, reason: str) -> None: ...
     def stalled_since(self) -> float | None:
-        """Return since when the client has not read replies or continued its frame; None if neither is expected."""
+        """Return since when the client has not read replies or continued a frame; None if neither is awaited."""
 
 
 class ConnectionLimits:
@@ -193,7 +193,7 @@ class ConnectionLimits:
             self._call_later(0, self._run_deferred)
 
     def _run_deferred(self) -> None:
-        """Continue deferred connections for the time of one turn, at least one, the least served first."""
+        """Continue the deferred connection of the lowest `served_until`, then others until TURN_SECONDS are used."""
         self._deferred_scheduled = False
         deadline = self.clock.monotonic() + TURN_SECONDS
         waiting = sorted(self.deferred, key=lambda connection: connection.served_until)
@@ -239,7 +239,10 @@ class ConnectionLimits:
         return False
 
     def frame_done(self, connection: LimitedConnection, size_bytes: int) -> None:
-        """Stop counting the buffer of a complete or discarded frame, and resume connections that wait for memory."""
+        """Stop counting the buffer of a complete or discarded frame, and resume connections that wait for memory.
+
+        If the memory is still above its limit, only the connection that has waited longest is resumed.
+        """
         self.receiving_bytes -= size_bytes
         self._waiting_for_memory.pop(connection, None)
         waiting = list(self._waiting_for_memory)

@@ -70,8 +70,8 @@ RESPONSE_BYTES_MAX = 4096
 def describe_port_owner(host: str, port: int) -> str:
     """Return a clause that describes what uses a port, like "another tfmq server (tfmq 0.1.0) answers there".
 
-    This first waits for a greeting from the program, then sends HELLO, and then an empty line, to which text protocols
-    respond with an error. Each step has a timeout, and none changes anything in the other program.
+    This waits for a greeting from the program. If none comes, it sends HELLO, and then an empty line, to which text
+    protocols respond with an error. Each step has a timeout, and no step changes anything in the other program.
     """
     try:
         with socket.create_connection((host, port), timeout=PROBE_SECONDS) as connection:

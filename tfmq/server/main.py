@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tfmq.server.server import Server
 
 
-# The server's log on standard error: lines of plain text, or one JSON object per line. It never has payloads.
+# The server's log on standard error: lines of plain text, or one JSON object per line. It never contains payloads.
 
 
 class JsonFormatter(logging.Formatter):

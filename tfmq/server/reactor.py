@@ -29,7 +29,7 @@ class Turn:
 
     A turn is the handling of everything that one poll of the reactor received. The hooks write the requests of a turn
     in one append per partition, and send its replies in one write per connection. A reactor other than `TurnReactor`
-    has no end of a turn: there the hooks run in a call that is scheduled without delay.
+    has no end of a turn: with such a reactor, the hooks run in a call that is scheduled without delay.
     """
 
     def __init__(self, reactor: Any) -> None:
@@ -39,9 +39,9 @@ class Turn:
         self.is_requested = False
         """Whether the hooks have to run at the end of this turn."""
         self.handling_seconds = 0.0
-        """Time that the requests which the last poll reported took so far."""
+        """Time that the requests of the last poll have taken so far."""
         self.is_ending = False
-        """Whether the hooks are running. Work for a hook that is still to be called then needs no `request_end`."""
+        """Whether the hooks are running. Meanwhile, work for a hook that has not run yet needs no `request_end`."""
         if self._has_turn_reactor:
             reactor.turn = self
 
@@ -57,7 +57,7 @@ class Turn:
                 self._reactor.callLater(0, self.run_hooks)
 
     def run_hooks(self) -> None:
-        """Run the hooks if they were requested, and again if a hook requests it, a limited number of times."""
+        """Run the hooks if they were requested, and again if a hook requests that, at most HOOK_ROUNDS_MAX times."""
         if not self.is_requested:
             return
         self.is_ending = True
@@ -74,12 +74,12 @@ class Turn:
 
 
 class TurnReactor(EPollReactor):  # type: ignore[misc]
-    """An epoll reactor on the monotonic clock. A turn ends after each poll; if timers requested it, also before one."""
+    """An epoll reactor on the monotonic clock. Before and after each poll, it runs the hooks of `turn` if requested."""
 
     turn: Turn | None = None
     seconds = staticmethod(time.monotonic)
     _was_too_short = False
-    """Whether the last turn ended (TURN_SECONDS) before all connections that were ready were handled."""
+    """Whether the last turn used up TURN_SECONDS before all connections that were ready were handled."""
 
     def mainLoop(self) -> None:
         """Run until the reactor stops. Unlike the base class, handle timers only when one is new or due."""
@@ -209,7 +209,7 @@ class Wakeup:
         self._descriptor = descriptor
 
     def wake(self) -> None:
-        """Let the reactor call the `woken` callback soon."""
+        """Let the reactor call the `woken` callback in its next poll."""
         os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:
@@ -275,7 +275,7 @@ class WorkerThreads:
             self._delivered()
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
-        """End the threads after the queued jobs, wait for each, and call the callbacks of all completed jobs."""
+        """End the threads after the queued jobs, wait for each thread, and call the callbacks of all completed jobs."""
         self._reactor.removeReader(self._wakeup)
         for _ in self._threads:
             self._waiting.put(None)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class NextDueTimer:
     """A timer that calls `ring()` once, at the earliest of the times that were set since the last call of `ring`.
 
-    A later time does not move the timer, because moving it in every turn would be expensive. So `ring` may be called
-    before there is anything to do.
+    Setting a later time does not move the timer, because moving it in every turn would be expensive. So `ring` may be
+    called before there is anything to do.
     """
 
     def __init__(self, reactor: Any, clock: Clock, ring: Callable[[], None]) -> None:
@@ -121,7 +121,7 @@ class InDoubtMonitor:
         self._call: Any = None
 
     def start(self) -> None:
-        """Check soon, because prepared transactions may be old already, and then periodically."""
+        """Check in the next turn, because prepared transactions may be old already, and then periodically."""
         self._call = self._call_later(0, self._check)
 
     def _check(self) -> None:
@@ -194,7 +194,7 @@ def _libc_function(name: str, *arguments: Any) -> Any:
 REGISTRATION_CHECK_SECONDS: Final = 1.0
 """Interval at which the topics are registered again, so that created, grown and deleted topics are noticed."""
 UNREGISTER_SECONDS: Final = 5.0
-"""How long a stop waits for the removal of the registration; the removal takes a little less at most."""
+"""Maximum time that a stop waits for the removal of the registration. Its own timeouts end the removal earlier."""
 ANY_HOSTS: Final = ("", "0.0.0.0", "::")
 """Listening hosts that mean all addresses of this machine. Clients cannot connect to them."""
 
@@ -213,7 +213,7 @@ class RegistrationUpdater:
         self._closing: threading.Thread | None = None
 
     def start(self) -> None:
-        """Register the current topics, and repeat periodically."""
+        """Register the current topics, and repeat that every REGISTRATION_CHECK_SECONDS."""
         self._registration.set_topics(dict(self._topics()))
         self._call = self._call_later(REGISTRATION_CHECK_SECONDS, self.start)
 
@@ -225,7 +225,7 @@ class RegistrationUpdater:
         self._closing.start()
 
     def wait_unregistered(self) -> None:
-        """Wait for the thread of `stop`. If it fails, the registration ends when its ZooKeeper session expires."""
+        """Wait for the thread of `stop`. If the removal fails, the registration ends with its ZooKeeper session."""
         if self._closing is not None:
             self._closing.join(UNREGISTER_SECONDS)
 
@@ -397,7 +397,7 @@ class Server:
             self._turn.request_end()
 
     def _trim_when_quiet(self) -> None:
-        """Return memory to the system if the server is quiet, once after each period of load."""
+        """Return memory to the system if the server is idle (QUIET_ALLOCATIONS), once after each period of load."""
         allocated = self._pool.stats().allocated_count
         quiet = allocated - self._allocated < QUIET_ALLOCATIONS
         if quiet and not self._trimmed:
@@ -452,10 +452,10 @@ class Server:
         )
 
     def _bound_headers(self) -> None:
-        """Set the bounds of request headers for the limit of partitions, or for the existing number if it is higher.
+        """Set how many values a request header may have, by command. More partitions allow more values.
 
-        More partitions than the limit exist if the limit was reduced. The mapping is changed in place, because open
-        sessions use it too.
+        The bounds are computed from the limit of partitions, or from the existing number, which is higher if the limit
+        was reduced. The mapping is changed in place, because open sessions use it too.
         """
         existing = self._broker.topics.partition_count()
         self._header_bounds.update(header_bounds(max(self.config.limits["partitions"], existing)))

@@ -233,7 +233,7 @@ class Session:
             self._close()
 
     def request_answered(self) -> None:
-        """Count a request as answered. Read again if the session was paused and enough requests are answered now."""
+        """Count a request as answered. After a pause, read again when 1/RESUME_FRACTION of the maximum was answered."""
         self._in_flight -= 1
         if self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_FRACTION - 1 and not self.is_closed:
             self.transport.resume(PAUSED_FOR_REQUESTS)

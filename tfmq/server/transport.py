@@ -219,7 +219,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         return None if error.errno in WOULD_BLOCK else main.CONNECTION_LOST
 
     def _handle_frames(self, view: memoryview, hold: Buffer, *, expensive: bool = False) -> None:
-        """Handle the frames that were read into `view` (of `hold`), for at most this connection's share of a turn.
+        """Handle the frames that were read into `view`, a part of `hold`, during this connection's share of a turn.
 
         The remaining frames are deferred to a later turn. Unless `expensive` is set, the first expensive request is
         deferred as well, with all frames after it.
@@ -351,7 +351,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self.send([data for data in iovec if data])
 
     def flush(self) -> None:
-        """Send as many queued buffers as the system accepts now. The reactor sends the others when it accepts more."""
+        """Send as many queued buffers as the system accepts now. The reactor sends the others as soon as possible."""
         self._flushing = False
         if self.disconnected or self._aborting or self.is_waiting:
             return
@@ -408,7 +408,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self.pause(PAUSED_FOR_UNSENT)
 
     def end(self) -> None:
-        """Send the queued replies, then close; the client has LINGER_SECONDS to read them. Requests are discarded."""
+        """Send the queued replies, then close; the client has LINGER_SECONDS to read. Later requests are discarded."""
         if self._ending or self.disconnected or self._aborting:
             return
         self._ending = True
