@@ -95,6 +95,25 @@ def test_the_generated_pages_are_up_to_date() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_the_architecture_page_names_every_module() -> None:
+    """In the tables of its package, by its path in the package; and every path there is a file."""
+    section = (DOCS / "architecture.md").read_text().partition("\n## Modules\n")[2].partition("\n## ")[0]
+    named = {
+        f"{package}/{path}"
+        for package, table in re.findall(r"^### (\w+)(.*?)(?=^### |\Z)", section, re.DOTALL | re.MULTILINE)
+        for path in re.findall(r"`([\w/]+\.py)`", table)
+    }
+    modules = {
+        path.relative_to(ROOT).as_posix()
+        for package in ("journal", "tfmq", "pyspark_tfmq")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py" or package == "pyspark_tfmq"
+    }
+    assert len(modules) > 200
+    assert sorted(modules - named) == []
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
 def test_every_format_module_has_its_page() -> None:
     for format_name in ("record", "segment", "index", "mark", "state", "journal", "arrivals", "bucket"):
         assert (DOCS / "formats" / f"{format_name}.md").exists(), format_name
