@@ -172,8 +172,8 @@ class RealDisk:
         _fsync_and_close(descriptor)
 
     def _fsync_folder_with_spare(self, path: str, flags: int) -> None:
-        # Used if no descriptor is left. The log continues after a failed open, but a failed fsync stops the log. So one
-        # descriptor is kept in reserve for the fsync of a folder.
+        # Called if no descriptor is left to open the folder. Without an fsync of the folder the log would have to stop.
+        # So one descriptor is kept in reserve. It is closed here, so that the folder can be opened.
         with self._spare_lock:
             if self._spare >= 0:
                 os.close(self._spare)
@@ -320,10 +320,10 @@ class File(Protocol):
         """Read `size` bytes from `position`; fewer only at the end of the file."""
 
     def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:
-        """Fill `buffer` with the bytes from `position` on. Return how many were read: fewer only at the file's end."""
+        """Read bytes from `position` on until `buffer` is full or the file ends. Return how many were read."""
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
-        """Read as `pread` does, but only cached bytes. Return None if bytes are not cached, or if that is not known."""
+        """Read as `pread` does, but only cached bytes. Return None if it is not certain that all are cached."""
 
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
         """Write `buffers` (at most BUFFERS_MAX) at `position`. Return how many bytes were written, maybe not all."""
@@ -448,14 +448,14 @@ def write_all(file: File, buffers: Sequence[Bytes], position: int) -> int:
 
 
 def create_anew(disk: Disk, path: str) -> File:
-    """Remove the file that an interrupted change may have left at `path`; create an empty one. Raises Full, OSError."""
+    """Create an empty file. A file at `path`, left by an interrupted change, is removed first. Raises Full, OSError."""
     if disk.exists(path):
         disk.unlink(path)
     return disk.create(path)
 
 
 def write_new_file(disk: Disk, path: str, pieces: Iterable[Bytes]) -> None:
-    """Create a file, write `pieces` one after the other, fsync. The caller fsyncs the folder. Raises Full, OSError."""
+    """Create a file, write `pieces` in order, fsync the file; the caller fsyncs the folder. Raises Full, OSError."""
     file = create_anew(disk, path)
     position = 0
     try:
@@ -489,7 +489,7 @@ def with_path(error: OSError, path: str) -> OSError:
 
 
 def _drop_written(rest: list[memoryview], count: int) -> None:
-    """Remove the `count` bytes just written from `rest`, the list of the buffers to write in reverse order."""
+    """Remove the `count` bytes just written from `rest`, the list of unwritten buffers, the next one last."""
     while count:
         last = rest.pop()
         if len(last) > count:

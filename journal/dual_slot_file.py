@@ -1,8 +1,8 @@
 """A small file with two slots. A slot has a payload, a checksum and a sequence, which counts the writes.
 
 A read returns the payload of the valid slot with the higher sequence. A torn write damages only the slot that is
-written. Only after an fsync does the next write use the other slot: so writes without an fsync never overwrite the last
-durable payload. docs/formats/mark.md has the format.
+written. After a write with an fsync, the next write uses the other slot. After a write without an fsync, the next write
+uses the same slot, so that it never overwrites the last durable payload. docs/formats/mark.md has the format.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class DualSlotFile:
         self._sequence: int | None = None
         self._next_slot = 1
         self._was_fsynced = False
-        """False until the first write. It fsyncs the file before it writes: old bytes may not be durable yet."""
+        """False until the first write, which first fsyncs an existing file: its bytes may not be durable yet."""
 
     def read(self) -> tuple[int, bytes] | None:
-        """(sequence, payload) of the newest valid slot; None if both are empty. Raises Corrupt if none is valid."""
+        """(sequence, payload) of the newest valid slot; None if both slots are empty; otherwise Corrupt is raised."""
         data = self._read_slots()
         found = [(*slot, number) for number in (0, 1) if (slot := self._decode(data, number)) is not None]
         if found:
@@ -61,7 +61,7 @@ class DualSlotFile:
     def write(self, payload: bytes, fsync: bool) -> int:
         """Write `payload` to one slot; return its new sequence. With `fsync`, slot and file name are durable on return.
 
-        Raises TooLarge if the payload does not fit a slot, Full, OSError.
+        Raises Full, OSError, and TooLarge if the payload does not fit a slot.
         """
         if SLOT_HEADER.size + len(payload) > SLOT_SIZE:
             raise TooLarge("a slot's payload", len(payload), SLOT_SIZE - SLOT_HEADER.size)
@@ -123,7 +123,7 @@ class CheckpointFile(Generic[T]):
         self._decode = decode
 
     def read(self) -> T | None:
-        """Return the checkpoint; None if none was ever written. Raises Corrupt, NewerFormat, OSError."""
+        """Return the checkpoint; None if none was written. Raises Corrupt (no slot is valid), NewerFormat, OSError."""
         found = self._slots.read()
         return None if found is None else self._decode(found[1])
 

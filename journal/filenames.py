@@ -37,7 +37,8 @@ OFFSET_MAX: Final = (1 << 64) - 1
 """The highest offset. A file with a higher number in its name does not belong to a log."""
 
 NAME_SIZE_MAX: Final = 249
-"""Maximum bytes of a topic's name. A folder name adds a dash and a partition number, and may have 255 bytes."""
+"""Maximum bytes of a topic's name. The name of a partition's folder also has a dash and the partition number, and the
+file system permits 255 bytes."""
 
 PARTITION_MAX: Final = (1 << 24) - 1
 """Highest number of a partition: the id of a log has 24 bits for the partition."""

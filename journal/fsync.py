@@ -134,8 +134,9 @@ class _FsyncMethods:
 class Forcer:
     """Fsyncs a set of logs and then calls their waiters, as the module docstring describes.
 
-    `anchor_path`: a folder on the file system of all these logs. `begin` (`AioFsyncQueue.start`): starts an fsync of a
-    single file without a worker; None if the system cannot do that.
+    `anchor_path`: a folder on the file system of all these logs; `syncfs` is called with a handle of this folder.
+    `begin` (`AioFsyncQueue.start`): starts an fsync of a single file without a worker; None if the system cannot do
+    that.
     """
 
     def __init__(
@@ -164,7 +165,8 @@ class Forcer:
         self._failures = 0
         """How often a syncfs has failed."""
         self._verified: WeakKeyDictionary[FsyncTarget, int] = WeakKeyDictionary()
-        """The value of `_failures` when an fsync of the log's own file last succeeded; a missing log counts as 0."""
+        """The value of `_failures` when an fsync of the log's own file last succeeded; 0 for a log without an
+        entry. A syncfs counts for a log only if this value equals `_failures`."""
         self.forces = 0
         """Number of rounds so far. `joint_forces`: number of rounds with a successful syncfs."""
         self.joint_forces = 0
@@ -396,7 +398,10 @@ class FsyncGate:
         self._in_progress: AioFsync | None = None
 
     def fsync(self, file: FsyncFile, how: Callable[[], None] | None = None) -> None:
-        """Fsync `file`, by `how()` if given, unless it is sealed. Raises the OSError of this or an earlier fsync."""
+        """Fsync `file` by calling `how` (default: the file's `force`), unless the file is sealed.
+
+        Raises the OSError of this fsync or of an earlier fsync of the log.
+        """
         with self._references, self._lock:
             flight = self._in_progress
             if flight is not None:
@@ -412,7 +417,11 @@ class FsyncGate:
                 raise
 
     def start(self, file: FsyncFile, start: StartFsync, callback: FsyncCallback) -> bool:
-        """Start an fsync by `start`; at its end `callback(error)` is called. Return False if no fsync was started."""
+        """Start an fsync of `file` by `start`. At its end, `callback(error)` is called.
+
+        Returns False if no fsync was started: another fsync is in progress or has failed, the file is sealed, the gate
+        is detached, or `start` has returned None.
+        """
         if self._in_progress is not None or not self._lock.acquire(blocking=False):
             return False
         try:

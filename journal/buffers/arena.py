@@ -44,7 +44,7 @@ class Arena:
         self.huge_bytes = 0
 
     def allocate(self, size: int) -> Allocation:
-        """Allocate `size` bytes, a result of `rounded_size`. Raises MemoryError if the system has no more memory."""
+        """Allocate `size` bytes; `size` is a result of `rounded_size`. Raises MemoryError if no memory is left."""
         if size > CHUNK_BYTES:
             try:
                 mapping = map_memory(size)
@@ -75,7 +75,7 @@ class Arena:
                 self._free_element(allocation.slab, allocation.position)
 
     def trim(self) -> int:
-        """Give empty chunks, and the free pages of other chunks, back to the system. Return the number of bytes."""
+        """Give empty chunks and free pages of other chunks back to the system. Return their size in bytes."""
         with self._lock:
             for slabs in self._free_slabs.values():
                 for slab in [slab for slab in slabs if slab.empty]:
@@ -250,8 +250,8 @@ class MemoryChunk:
         self._update_parents(node)
 
     def _is_split(self, node: int) -> bool:
-        """True if `node` has nothing free because both its children are used. Such a node is no allocated run."""
-        # The allocation of a run does not change the values of its children: these stay the values of free nodes.
+        """True if both children of `node` are used. Then `node` has nothing free, but is no allocated run itself."""
+        # The children of an allocated run still have the values of free nodes, because `allocate` does not change them.
         left = node << 1
         return left < len(self._tree) and self._tree[left] == NOTHING_FREE and self._tree[left + 1] == NOTHING_FREE
 
@@ -269,7 +269,7 @@ class MemoryChunk:
             tree[node] = best
 
     def trim(self) -> int:
-        """Give the memory of free runs back to the system; they then contain zeros. Return the number of bytes."""
+        """Give free runs back to the system, so that they contain zeros. Return their size in bytes."""
         total = 0
         for node in self._free_runs():
             position, size = run_position(node)

@@ -22,7 +22,7 @@ logger = logging.getLogger("journal.buffers")
 
 
 class PoolStats(NamedTuple):
-    """Statistics of a pool. Bytes are counted in rounded sizes, as they are allocated from chunks."""
+    """Statistics of a pool. A buffer counts with its rounded size, which the pool has allocated for the buffer."""
 
     live_count: int
     """Buffers that are not released."""
@@ -69,7 +69,7 @@ class Pool:
         self._dropped: deque[tuple[str, int]] = deque()
 
     def allocate(self, size: int) -> Buffer:
-        """Allocate a buffer of exactly `size` bytes with one reference. Raises ValueError, MemoryError."""
+        """Allocate a buffer of `size` bytes with one reference. Raises MemoryError, and ValueError if `size` < 0."""
         if size < 0:
             raise ValueError(f"a buffer cannot have {size} bytes")
         cache = self._local.cache or self._new_cache()
@@ -114,7 +114,7 @@ class Pool:
         return [Leak(allocation, size, count) for allocation, (size, count) in ordered]
 
     def trim(self) -> int:
-        """Give unused memory of this thread's cache and of the arenas back to the system. Return how many bytes."""
+        """Give unused memory of this thread's cache and of the arenas back to the system. Return its size in bytes."""
         if self._local.cache:
             self._local.cache.drain()
         with self._lock:
@@ -151,7 +151,8 @@ class Pool:
 
 _LAST_REFERENCE = True
 _OTHER_REFERENCE = False
-"""Entries of a buffer's list of references: _LAST_REFERENCE is always the first entry, so it is popped last."""
+"""Entries of a buffer's list of references. The first entry is _LAST_REFERENCE, all others are _OTHER_REFERENCE. The
+newest entry is popped first, so _LAST_REFERENCE is popped last."""
 STACK_FRAMES = 6
 """Stack frames that are recorded for each allocation: enough to see the caller and its purpose."""
 
@@ -222,7 +223,7 @@ class Buffer:
 
 
 class TracedBuffer(Buffer):
-    """A buffer that records where it was allocated, and reports if it is garbage-collected without a release."""
+    """A buffer with the place of its allocation. If it is garbage-collected without a release, a warning is logged."""
 
     __slots__ = ("__weakref__", "_report_dropped", "_stack")
 
@@ -243,9 +244,10 @@ class TracedBuffer(Buffer):
 TINY_COUNT_MAX = 512
 SMALL_COUNT_MAX = 256
 RUN_COUNT_MAX = 64
-"""Maximum cached allocations of each size in a thread's cache, for tiny sizes, small sizes and runs."""
+"""Maximum allocations of one size in a thread's cache: TINY_COUNT_MAX of each tiny size, SMALL_COUNT_MAX of each small
+size, RUN_COUNT_MAX of each size of runs."""
 RUN_BYTES_MAX = 1 << 20
-"""Maximum bytes of a cached run. Larger runs are not cached, because few of them are in use."""
+"""Maximum bytes of a cached run. Larger runs are used rarely, so they are not cached."""
 CACHE_BYTES_MAX = 4 << 20
 """Maximum bytes in a thread's cache: a quarter of a chunk."""
 TRIM_INTERVAL = 8192

@@ -203,15 +203,15 @@ class _LogRepairer:
         self.known = {**own, **starts}
         proof = own if self.bases else self.known
         if self.checkpoint is not None and max(proof) > self.checkpoint.durable:
-            # A snapshot describes only durable records, so the log was durable up to its offset.
+            # A snapshot describes only durable records, so the log was durable up to the offset of each snapshot.
             durable = max(proof)
             self.checkpoint = self.checkpoint._replace(durable=durable, durable_ordinal=proof[durable])
         if not self.bases and not self._create_segment():
             return
         first = self.checkpoint.first if self.checkpoint is not None else self.bases[0]
         if not self.dry_run and any(first <= start < self.bases[0] for start in starts):
-            # A reader will continue at an offset before the first segment. So an empty segment is created from the
-            # log's first offset on. It is then repaired like a segment that is too short: with fillers.
+            # A reader will continue at an offset before the first segment. So an empty segment that starts at the
+            # log's first offset is created. It is then repaired like a segment that has lost its end: with fillers.
             self._create_empty(first)
             self.bases.insert(0, first)
         if self._has_segment():
@@ -422,7 +422,7 @@ class _LogRepairer:
             self.ordinal = waiting.next_ordinal
 
     def _damaged_tail(self, segment: Segment, waiting: DamagedRange | None) -> DamagedRange | None:
-        """Return the damaged range at the segment's end, extended to where the log continues; None if all is whole."""
+        """Return the damage at the segment's end, up to the next segment or durable offset; None if there is none."""
         if waiting is not None and waiting.next_ordinal is not None:
             return waiting
         first = waiting.first if waiting is not None else segment.size
@@ -435,9 +435,9 @@ class _LogRepairer:
         waiting = waiting._replace(next=offset - segment.base, next_ordinal=next_ordinal)
         if known_between is None or waiting.ordinal is None:
             return waiting
-        # The ranges before and after the start of the next segment are both damaged, and only the total number of
-        # their ordinals is known. `waiting` gets the minimum number of its own ordinals. If it may have had more, it
-        # gets all ordinals that the minimum number of the ranges after it leaves.
+        # The end of this segment and the start of the next one are both damaged, and only the total number of ordinals
+        # in both ranges is known. `waiting`, the range in this segment, gets the ordinals that were counted in it. If
+        # it may have had more, it gets all ordinals of the total except those that were counted in the later ranges.
         known, more = minimum_count(_range_bytes(segment, waiting), segment.log_id)
         total = max(0, next_ordinal - waiting.ordinal)
         count = min(total, max(known, total - known_between) if more else known)
@@ -446,9 +446,10 @@ class _LogRepairer:
     def _next_known(self, base: int) -> tuple[int, int, int | None]:
         """Return (offset, ordinal, count) of the continuation of the log after the segment at `base`.
 
-        `offset`: where the log continues; -1 if nothing is known about it. `ordinal`: the first known ordinal in later
-        segments, or the ordinal at the durable offset if none is known. `count`: the least number of ordinals in the
-        damaged ranges of later segments before `ordinal`; None if there are no such ranges.
+        `offset`: the start of the next segment, or if there is none, the durable offset. `ordinal`: the first known
+        ordinal in later segments, or if there is none, the ordinal at the durable offset. If neither is known, `offset`
+        is -1. `count`: the least number of ordinals in the damaged ranges of later segments before `ordinal`; None if
+        there are no such ranges.
         """
         bases = self.bases[self.bases.index(base) + 1 :]
         shared: int | None = None
@@ -483,7 +484,8 @@ class _LogRepairer:
     ) -> Plan:
         """Return the plan, changed so that no record is stored twice after the next start.
 
-        Either the new trailer gets the source of the records, or the records that the start will apply are left out.
+        If possible, the new trailer gets the source of the records, so that the start does not apply them. Otherwise
+        the repair leaves out the records that the start will apply.
         """
         repaired, rebuilt = plan
         kept = rebuilt.kept_ids
@@ -508,9 +510,10 @@ class _LogRepairer:
         if not here:
             return replace(repaired, note=note), rebuilt
         last = max(here)
-        # If all waiting records up to `last` are in this range, the new trailer gets their source. The arrival log of
-        # delayed messages is an exception: its messages are useless without their arrival header (the record before a
-        # batch, with its due times), which may be damaged. So they are all left out, and the next start applies them.
+        # `waiting` has the records that the next start will apply. If this range has all of them up to `last`, the new
+        # trailer gets their source. The arrival log of delayed messages is an exception: its messages are useless
+        # without their arrival header (the record before a batch, with its due times), which may be damaged. So the
+        # repair leaves these messages out of an arrival log, and the next start applies them.
         if is_partition and len(here) == sum(position <= last for position in waiting):
             self.applied = last
             source = (*self.pending.source, *last)
@@ -540,10 +543,10 @@ class _LogRepairer:
 def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | None) -> int | None:
     """Return the log id that most files have, because a single file may be of another log; None if no file has an id.
 
-    If several ids are equally frequent, `expected` is returned if it is among them, else the first id in the segments.
-    That id may have a flipped bit: the checksum of a block trailer does not cover the id, but the checksums of the
-    checkpoint and of snapshots cover it. So if an equally frequent id in the checkpoint or a snapshot differs from the
-    first id in one bit, the id in that file is returned.
+    If several ids are equally frequent, the result is `expected` if it is one of them, else the first id in the
+    segments. There is one exception: if one of these ids is in the checkpoint or a snapshot, and differs from the first
+    id in one bit, it is the result. The reason: the checksums of the checkpoint and of snapshots cover the id, but the
+    checksum of a block trailer does not, so the first id may have a flipped bit.
     """
     votes = Counter(id for path in segments if (id := find_log_id(disk, path)) is not None)
     checked: Counter[int] = Counter()
@@ -637,14 +640,14 @@ def _range_bytes(segment: Segment, damaged: DamagedRange) -> bytes:
 
 
 RANGE_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
-"""A longer range is replaced completely by fillers, each with a block trailer: it is taken for a lost part of the
-disk."""
+"""Maximum bytes of a range in which records are searched. A longer range is taken for a lost part of the disk, and is
+replaced completely by fillers, each with a block trailer."""
 
 SEARCH_SIZE_MAX: Final = 4 << 20
-"""Maximum bytes searched for the next valid record (about one second); if there is none, the rest counts as lost."""
+"""Maximum bytes searched for the next valid record (about one second). If none is found, the rest counts as a gap."""
 
 UNKNOWN: Final = -1
-"""Number of ordinals of a gap whose records cannot be counted."""
+"""Value of `RangePiece.count` for a gap whose records cannot be counted."""
 
 
 class RangePiece(NamedTuple):
@@ -760,7 +763,8 @@ def without_foreign(data: bytes, offset: int, log_id: int, ordinal: int | None, 
         position, end = trailer.position, trailer.position + TRAILER_SIZE
         first = position - trailer.control.size
         if first < 0 or crc32(memoryview(data)[first:position]) != trailer.control.crc:
-            # Only records after the previous gap or trailer can belong to this trailer. A gap is lost in any case.
+            # The block is damaged. Only records after the previous gap or trailer can belong to this trailer. If the
+            # trailer is inside a gap, the bytes of the gap before it are removed too: they are lost in any case.
             floors = (after if after <= position else before for before, after in edges if before < position)
             first = max(0, first, *floors)
         following = min((before for before, _ in edges if before >= end), default=len(data))
@@ -852,8 +856,8 @@ def _continues_at(data: bytes, position: int, log_id: int) -> bool:
 
 
 def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
-    """True if a block trailer of any log is at `position`. It may be damaged, but its length must be right, and at
-    least two of its flag, id and checksum."""
+    """True if a block trailer of any log is at `position`, perhaps damaged. Its length must be right, and of its three
+    fields flag, id and checksum at least two must be right."""
     if position + TRAILER_SIZE > len(data):
         return False
     length, checksum, id, flag = HEADER.unpack_from(data, position)

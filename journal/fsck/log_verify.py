@@ -160,7 +160,7 @@ def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
 
 
 def named_trailer(data: bytes, position: int) -> tuple[int, BlockTrailer] | None:
-    """Decode the trailer at `position`, of any log. Return (log id, trailer); None if invalid. Raises Incomplete."""
+    """Decode any log's trailer. Return (log id, trailer); None if invalid. Raises Incomplete if `data` ends in it."""
     log_id = int.from_bytes(data[position + TRAILER_KEY_POSITION :][:8], "big")
     try:
         return log_id, decode_trailer(data, position, log_id)
@@ -235,7 +235,7 @@ class _FolderVerifier(Verifier):
     previous: BlockTrailer | None = None
     end: int | None = None
     append_end: int = 0
-    """Offset after the last whole append, or after damage that is followed by valid blocks."""
+    """The later of two ends: of the last whole append, and of the last damage that is followed by valid blocks."""
     trailers_durable: int = 0
     """The highest offset that a block trailer reports as durable."""
     described: int = 0
@@ -306,7 +306,7 @@ class _FolderVerifier(Verifier):
         self.previous = None
 
     def _report_tail(self, file: str, first: int, position: int, end: int, reason: str, field: str) -> None:
-        """Add a finding for `first` to `end`, the bytes after the last whole append. Valid blocks end at `position`."""
+        """Add a finding about the bytes from `first` to the file's end `end`. The valid blocks end at `position`."""
         append_end = min(self.append_end, position)
         row = decide(TAIL_RULES, TailFacts(position, append_end, end, self._known_durable(), None, False))
         if row.decision is TailAction.LOST:

@@ -44,7 +44,7 @@ STATE_LOST: Final = "both snapshots are lost: outcomes, and what was prepared be
 
 @dataclass(frozen=True)
 class RepairedJournalRange:
-    """One repair, with the fields of `RepairedFile`. `lost_bytes`: lost bytes, whose messages cannot be counted."""
+    """One repair, with the fields of `RepairedFile`. `lost_bytes`: lost bytes; their messages cannot be counted."""
 
     file: str
     first: int = 0
@@ -61,8 +61,9 @@ def repair_journal(
 ) -> list[RepairedJournalRange]:
     """Repair the journal in `folder`; return what was done, or with `dry_run` would be done.
 
-    `known_lsn`: highest LSN of a commit that a log or the catalog has applied; so the journal had an entry at this LSN.
-    Raises Corrupt if no file has the journal's id, NewerFormat, Full, OSError.
+    `known_lsn`: highest LSN of a commit that a log or the catalog has applied. The journal had an entry at this LSN, so
+    its end must be after this LSN. Raises NewerFormat, Full, OSError, and Corrupt if no file has the journal's id or if
+    a gap has too few bytes for a filler.
     """
     with closing(JournalScan(disk, folder)) as scan:
         if scan.identity is None:
@@ -152,8 +153,8 @@ class _JournalRepairer:
             head = SnapshotHead(self.identity[0], number, 0, ())
             note = "every entry that was ever written is replayed instead"
         else:
-            # The snapshot also lists a file before the oldest of these files. The repair creates that file, with only a
-            # filler as its content. By the filler, a replay recognises that entries were lost.
+            # The snapshot lists one file, with the number before the oldest of the files that remain. The repair makes
+            # this file, with only a filler in it. By the filler, a replay recognises that entries were lost.
             file = scan.files[run]
             first = file.first - FILE_HEADER_SIZE - HEADER_SIZE
             if first < 0:
@@ -194,7 +195,7 @@ class _JournalRepairer:
             end = file.size + surplus
             found.append(RepairedJournalRange(path, file.size, end, reason=reason, note=SURPLUS_REMOVED))
         if found and not self.dry_run:
-            # A file that no header, entry or neighbour locates is replaced too, although it is not in `scan.files`.
+            # A file whose first LSN is unknown is not in `scan.files`. If it exists, it is replaced too.
             if self.disk.exists(path):
                 keep_original(self.disk, path)
             replace_file(self.disk, path, file.size if file is not None else 0, patches)
@@ -208,8 +209,8 @@ class _JournalRepairer:
         durable_lsn = max(end, self.scan.durable_lsn(file))
         for gap in self.scan.scan_file(file):
             if isinstance(gap, JournalGap) and gap.first < durable_lsn:
-                # A filler must start at each snapshot's LSN in the gap, but the gap may end too soon after this LSN for
-                # a filler. If no valid entry follows, the gap is extended, so that a filler fits.
+                # A filler must start at the LSN of each snapshot in the gap. The bytes from such an LSN to the end of
+                # the gap may be too few for a filler. If no valid entry follows, the gap is extended, so that it fits.
                 ends = [start + HEADER_SIZE for start in self._snapshot_lsns(gap)]
                 yield gap if gap.is_followed else gap._replace(next=max(gap.next, end, *ends))
 

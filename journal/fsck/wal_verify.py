@@ -103,7 +103,7 @@ class _JournalVerifier(Verifier):
             self.add_error(error, "snapshot", weight, what)
 
     def _verify_files(self) -> None:
-        """Add findings for invalid headers, and for the row of FILES_RULES by which a start would refuse the files."""
+        """Add findings for invalid headers, and one if a start would refuse the files by a row of FILES_RULES."""
         scan = self.scan
         found = scan.files_facts()
         row = None if found is None else decide(FILES_RULES, found)
@@ -253,7 +253,7 @@ class JournalScan:
         return next((self.snapshots[number] for number in named if number in self.snapshots), None)
 
     def files_facts(self) -> FilesFacts | None:
-        """Return the facts to which a start applies FILES_RULES; None if it is refused without a look at the files."""
+        """Return the facts to which a start applies FILES_RULES; None if a start is refused earlier."""
         base, checkpoint = self.start_snapshot, self.checkpoint
         if base is None or checkpoint is None:
             return None
@@ -278,7 +278,7 @@ class JournalScan:
             file.close()
 
     def scan_file(self, file: JournalFile, lsn: int = 0) -> Iterator[JournalEntry | JournalGap]:
-        """Yield the entries and gaps of a file from `lsn` on. Use the `data` of an entry before requesting the next."""
+        """Yield the entries and gaps of a file from `lsn` on. An entry's `data` is valid until the next request."""
         lsn = max(lsn, file.first + FILE_HEADER_SIZE)
         while lsn < file.end:
             try:

@@ -74,7 +74,7 @@ def encode_checkpoint(log_id: int, checkpoint: LogCheckpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, path: str, log_id: int) -> LogCheckpoint:
-    """Decode a checkpoint from the payload of a slot. Raises NewerFormat, WrongLog; Corrupt if sizes do not match."""
+    """Decode a checkpoint from a slot's payload. Raises NewerFormat, WrongLog, and Corrupt if the size is wrong."""
     if len(data) < CHECKPOINT_HEADER.size:
         raise Corrupt(path, 0, len(data), "shorter than its fixed part")
     version, bits, found_id, *numbers, count, reason_size = CHECKPOINT_HEADER.unpack_from(data)
@@ -110,8 +110,8 @@ def add_epoch_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int
     kept = [start for start in starts if start[1] < offset]
     kept.append((epoch, offset))
     if len(kept) > STARTS_MAX:
-        # Epochs from a clock are even if nothing was truncated. Epochs of earlier releases counted from 1 and may be
-        # even although the log was truncated.
+        # An even epoch from a clock means that nothing was truncated when it began. Lower epochs are from earlier
+        # releases, which counted from 1: such an epoch may be even although the log was truncated.
         uncut = next((start for start in kept if start[0] >= EPOCH_CLOCK_MIN and start[0] % 2 == 0), None)
         if uncut is not None:
             # Nothing was truncated when this epoch began: its start only serves to recognise readers of another copy of

@@ -59,7 +59,7 @@ class IndexPosition(NamedTuple):
 
 
 class SegmentIndex:
-    """Index of a segment: entries, and the open run of blocks without an entry. Threads may search while one adds."""
+    """Index of a segment: entries, and the open run of blocks without an entry. One thread adds, others may search."""
 
     def __init__(self, path: str, base: int, log_id: int) -> None:
         self.path = path
@@ -181,7 +181,7 @@ class SegmentIndex:
         return self._position_of(max(0, bisect_right(self._ordinals, ordinal, 0, count) - 1))
 
     def by_time(self, time_ms: int) -> IndexPosition:
-        """Return the start of the run in which to search the first block that was appended at or after `time_ms`."""
+        """Return the start of the run in which to search for the first block appended at or after `time_ms`."""
         count = len(self)
         number = bisect_left(self._times, time_ms, 0, count)
         return self._position_of(number) if number < count else self._open_run
@@ -250,8 +250,8 @@ class SegmentIndex:
 
 
 UNINDEXED_BYTES_MAX: Final = 8 << 20
-"""If more bytes at the end of a segment have no entries in the index file, the file is invalid. Fewer may have none,
-because the log's owner writes entries in groups."""
+"""Maximum bytes at the end of a segment that have no entries in the index file; if there are more, the file is invalid.
+Entries may be missing at the end, because the log's owner writes entries in groups."""
 
 
 class InvalidIndex(JournalError):
@@ -268,7 +268,7 @@ class OnDiskIndex(SegmentIndex):
     A search reads O(log n) of the n entries, `SegmentIndex.load` reads all. Each entry that is used is verified by its
     CRC and by the block trailer before the position in the entry. `size`: bytes of the segment that are searched, even
     if the segment has grown since. `pread(size, position)` reads the segment. `blocks(position)` yields the segment's
-    valid blocks from the start of a block on. Every search raises InvalidIndex, OSError.
+    valid blocks from the start of a block on. The constructor and every search may raise InvalidIndex, OSError.
     """
 
     def __init__(
@@ -344,7 +344,10 @@ class OnDiskIndex(SegmentIndex):
         return self._verify(IndexPosition(entry.position, entry.first_ordinal))
 
     def _verify(self, place: IndexPosition) -> IndexPosition:
-        """Check that a block ends at this position and `place.ordinal` is next. Return `place`. Raises InvalidIndex."""
+        """Return `place` if the block that ends at `place.position` has the next ordinal `place.ordinal`.
+
+        Raises InvalidIndex if not.
+        """
         if not place.position:
             return place
         at = place.position - TRAILER_SIZE

@@ -323,7 +323,7 @@ class Log:
             return None
 
     def block_of_record(self, offset: int, *, upto: Upto = "forced", cached: bool = False) -> Block | None:
-        """Return the verified block of the record at `offset`, found by searching the next block trailer.
+        """Return the verified block of the record at `offset`. It is found by a search for the next block trailer.
 
         `cached`: return None if the read would wait for the disk, or if no valid trailer was found. Raises the errors
         of `read`, and BeyondEnd if `offset` is at or after the offset up to which `upto` permits reading.
@@ -463,7 +463,7 @@ class Log:
     def resume(self) -> None:
         """Recover a stopped log, so that it accepts writes again. Sets `recovery`, and loads the state again.
 
-        May run in a worker. Raises Stopped if the end of the log cannot be made durable, OSError, Full.
+        May run in a worker. Raises Closed, OSError, Full, and Stopped if the end of the log cannot be made durable.
         """
         if self.closed:
             raise Closed()
@@ -529,7 +529,7 @@ class Spool:
             self._disk.unlink(self._path)
 
     def fill(self, stream: Readable, size_max: int) -> None:
-        """Read `stream` to its end. Raises TooLarge, Full, OSError."""
+        """Read `stream` to its end. Raises Full, OSError, and TooLarge if the stream has more than `size_max` bytes."""
         while piece := stream.read(PIECE_BYTES):
             if self.size + len(piece) > size_max:
                 raise TooLarge("the stream", self.size + len(piece), size_max)
@@ -551,7 +551,7 @@ class Spool:
 
 
 def spool_batches(spool: Spool, producer_id: int, sequence: int) -> Iterator[Batch]:
-    """Yield the spooled records as batches of about PIECE_BYTES, not yet split into blocks. Raises BadBatch."""
+    """Yield batches of about PIECE_BYTES, without `blocks`. Raises BadBatch if the stream ends inside a record."""
     position = 0
     while position < spool.size:
         size = PIECE_BYTES

@@ -15,8 +15,8 @@ STATE_BYTES: Final = 64 << 20
 
 FLUSH_MESSAGES: Final = 1000
 FLUSH_SECONDS: Final = 10.0
-"""An fsync is due after FLUSH_MESSAGES messages, or FLUSH_SECONDS after the first of them. A power loss discards no
-more than that."""
+"""An fsync is due when FLUSH_MESSAGES messages are not durable, or FLUSH_SECONDS after the first of these was appended.
+A power loss discards only messages that are not durable yet."""
 
 
 @dataclass(frozen=True)

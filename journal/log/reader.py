@@ -27,12 +27,12 @@ KNOWN_STARTS_MAX: Final = 256
 
 PEEK_BYTES: Final = 4096
 PEEK_MORE_BYTES: Final = BLOCK_SIZE_MAX + TRAILER_SIZE
-"""Bytes read after a record to find the end of its block. PEEK_BYTES suffice for the block of a small send,
-PEEK_MORE_BYTES for most blocks."""
+"""Bytes read from a record on to find the end of its block. PEEK_BYTES are read first and suffice for the block of a
+small send. If they do not suffice, PEEK_MORE_BYTES are read, which suffice for most blocks."""
 
 Pread = Callable[[Segment, int, int], bytes | bytearray]
 RawRead = Callable[[int, int], "bytes | bytearray | None"]
-"""`read(offset, size)`: at most `size` bytes, all of one segment; None if the read would wait for the disk."""
+"""`read(offset, size)`: at most `size` bytes, none of the next segment; None if the read would wait for the disk."""
 RawReadContext = AbstractContextManager[RawRead]
 
 
@@ -164,7 +164,7 @@ class LogReader:
 
     @contextmanager
     def unproven(self, cached: bool) -> Iterator[RawRead]:
-        """Do what `Log.unproven` says. `read` raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed."""
+        """Yield `read` of `Log.unproven`. It raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed."""
         segment_set = self._segment_set
         with segment_set.pinned_segments() as segments:
             base = end = 0

@@ -1,4 +1,4 @@
-"""Read-only access to the log of another process; and, with `open_log`, a log without a broker.
+"""Use of a log without a broker: `ReadOnlyLog` reads the log of another process, `open_log` opens a log for appends.
 
 `ReadOnlyLog` opens files when it reads them, and keeps at most OPEN_MAX files open. Retention or the deletion of the
 topic may remove a file at any time. Opening a removed file raises FileNotFoundError. The checkpoint of the log
@@ -38,7 +38,7 @@ OpenFiles = OrderedDict["ReadOnlyFile", File]
 
 
 class ReadOnlyFile:
-    """A file that is only read. Each read opens it if necessary. `size_bytes`: result of `size`; None: ask the disk."""
+    """A file that is only read. Each read opens it if necessary. `size_bytes`: its size; None: `size` asks the disk."""
 
     def __init__(self, disk: Disk, path: str, pool: OpenFiles, size_bytes: int | None = None) -> None:
         self.path = path
@@ -331,8 +331,8 @@ def records(
     """Yield all records from a start position to the durable offset, or with `upto` "written" to the end of the log.
 
     Give at most one start position: `offset` (of a record, or inside a record), `ordinal`, or `time_ms` (of the first
-    block that was appended then or later). The default is the first record. Raises ValueError, BelowStart, BeyondEnd,
-    Corrupt.
+    block that was appended then or later). The default is the first record. Raises BelowStart, BeyondEnd, Corrupt, and
+    ValueError if there is more than one start position.
     """
     start = _start_offset(log, offset, ordinal, time_ms)
     at = start

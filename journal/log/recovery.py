@@ -165,8 +165,8 @@ class LogRecovery:
         """Create an empty first segment at offset `forced`, and replace an empty file with the same name.
 
         Called if the log is new, its creation was interrupted, or all its segments are lost. The segment is created
-        before the checkpoint, so that a checkpoint without a segment proves a loss. Except after such a loss: then the
-        log is stopped, and the checkpoint is written first, because it stores the reason of the stop.
+        before the checkpoint, so that a checkpoint without a segment proves a loss. There is one exception: after such
+        a loss the log is stopped, and the checkpoint is written first, because it stores the reason of the stop.
         """
         segment_set = self.segment_set
         segment_set.adopt(marks)
@@ -288,7 +288,7 @@ class LogRecovery:
                 segment_set.stopped = f"{reason}; log.mark could not be written either: {second}"
 
     def _make_end_durable(self, replay: LogReplay, end: tuple[int, int]) -> None:
-        """Do the file work of `_make_durable`. If this raises Full, it is called again later. Raises Full, OSError."""
+        """Do the file work of `_make_durable`. Raises OSError, Full. After Full, `pending_recovery` calls it again."""
         segment_set = self.segment_set
         with segment_set.lock:
             segment_set.end, segment_set.end_ordinal = end
@@ -296,7 +296,8 @@ class LogRecovery:
             self._truncate_tail(replay.tail_action)
             durable = min(replay.durable, segment_set.end)
             if segment_set.active.base >= durable:
-                # Nothing in this segment was durable. If a roll was interrupted, even its name may not be.
+                # No byte of this segment is known to be durable. If the roll that created the segment was interrupted,
+                # the name of its file may not be durable either.
                 self._disk.force_folder(self._folder)
             self._rewrite_tail(durable)
             if segment_set.active.end < segment_set.end:
@@ -468,7 +469,7 @@ class LogReplay:
             self._unsynced_ends.append((self.end, self.ordinal))
 
     def _raise_durable(self, control: BlockTrailer) -> None:
-        """Advance the durable offset to the one that a block trailer reports. It is always the end of an append."""
+        """Advance the durable offset to the one in a block trailer. This offset is always the end of an append."""
         # A trailer can only report data before itself as durable. A trailer that reports more is ignored.
         durable = control.durable_offset
         if not self.durable < durable <= control.offset:

@@ -22,8 +22,8 @@ Damage = tuple[int, int, str]
 FILES_GONE: Final = "its record files were gone at a start"
 """The stop reason of a log that has lost all its segments begins with this."""
 ALL_MISSING: Final = "all segments missing"
-"""Label of the row for a checkpoint without a segment. The first segment is always created before the checkpoint, so
-all segments were lost."""
+"""Label of the row that matches if the folder has a checkpoint, but no segment. The first segment is always created
+before the checkpoint, so all segments were lost."""
 
 
 class SegmentFileFacts(NamedTuple):

@@ -127,8 +127,8 @@ class Segment:
                 # for valid blocks. So the log must stop.
                 raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
             # Until the truncation is durable, a power loss may bring back the bytes that the failed write has written.
-            # If only zeros are missing after them, a later append that makes the file longer would complete the failed
-            # append, because a gap in a file is read as zeros. So in this case the truncation is fsynced.
+            # If the rest of the failed append is only zeros, a later append that makes the file longer would complete
+            # the failed one, because a gap in a file is read as zeros. So in this case the truncation is fsynced.
             if written and not any(b"".join(buffers)[written:]):
                 self.file.force()
             raise

@@ -43,7 +43,7 @@ class SegmentSet:
         self.stopped: str | None = None
         self.clean = False
         self.is_new = False
-        """True if the log was created at this start, so that no copy of its folder can have other records."""
+        """True if this start has created the log. Then its folder has no copy, so the first append begins no epoch."""
         self.pending_recovery: Callable[[], None] | None = None
         """The part of recovery that failed because the disk was full, to be called again; None if nothing is missing.
         Until it succeeds, the log ends at its durable offset."""
@@ -106,7 +106,7 @@ def segment_limit(segments: tuple[Segment, ...], number: int) -> int:
 SourceKey: TypeAlias = tuple[int, int]
 """(kind, id) of a source, the origin of appends, for example a transaction journal."""
 SourcePosition: TypeAlias = tuple[int, int]
-"""(high, low): a position in a source. Messages up to this position were appended."""
+"""(high, low): a position in a source. A log that has applied it has all messages of the source up to it."""
 
 
 class AppliedPositions:
@@ -130,7 +130,7 @@ class AppliedPositions:
         self._advance_durable(durable)
 
     def durable(self, key: SourceKey, durable_offset: int) -> SourcePosition | None:
-        """Return the highest position of a source in durable appends, or None. `durable_offset`: that of the log."""
+        """Return a source's highest position in appends before `durable_offset` (of the log); None if it has none."""
         self._advance_durable(durable_offset)
         return self._durable.get(key)
 

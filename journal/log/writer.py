@@ -284,7 +284,7 @@ class LogWriter:
             self.stop(f"a snapshot cannot be written: {error}")
 
     def roll(self, snapshot: Snapshot) -> None:
-        """Seal the active segment, write `snapshot` of its end, create the next segment. Raises Stopped, Full."""
+        """Seal the active segment, write `snapshot` (taken at its end), create the next one. Raises Stopped, Full."""
         segment_set = self._segment_set
         old = segment_set.active
         try:
@@ -428,7 +428,7 @@ def build_append(
     buffers: list[Bytes]
     log_id, offset, ordinal, append_time, epoch, durable = position
     if len(batches) == 1 and len(batches[0].blocks) == 1:
-        # One batch of one block is the most frequent case; this takes about half the time of the general code.
+        # One batch of one block is the most frequent case. Its own code takes about half the time of the general code.
         (batch,) = batches
         ((size, count, crc),) = batch.blocks
         fields = (count, size, crc, append_time, epoch, durable, ordinal, offset, more_follows, *source)
@@ -446,7 +446,7 @@ def build_append(
         more = more_follows or block is not blocks[-1]
         crc = block.crc
         if crc == _NO_CRC:
-            # The block was joined, so no producer has sent its checksum. (A sent one was verified and is used again.)
+            # The block was joined, so no producer has sent its checksum. (A checksum that was sent is used again.)
             crc = 0
             for part in parts:
                 crc = crc32(part, crc)

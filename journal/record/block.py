@@ -131,7 +131,7 @@ def producer_runs(block: Block) -> list[ProducerRun]:
 
 
 def _leading_size(data: Bytes, start: int) -> int:
-    """Bytes of the leading records from `start` on that have equal sizes; 0 if COLUMNS_COUNT_MIN of them cannot fit."""
+    """Bytes of the leading records of equal size from `start` on; 0 if `data` is too short for COLUMNS_COUNT_MIN."""
     # The low bytes of the flags must be equal too, so that a trailer of the same size is not counted as a record.
     if len(data) - start < HEADER_SIZE or data[start + FLAG_LOW_POSITION] >= FLAG_TRAILER:
         return 0

@@ -46,13 +46,13 @@ _LENGTH: Final = _BODY_SIZE.to_bytes(4, "big")
 _LAST: Final = FLAG_TRAILER.to_bytes(1, "big")
 _LAST_POSITION: Final = TRAILER_KEY.size - 1
 _RARE_SHIFT: Final = 10
-"""If at most 1 in 2**10 bytes has the value of the header's last byte, it is faster to search for this byte alone."""
+"""If at most 1 in 2**10 bytes equals the header's last byte, a search for it is faster than one for id and flag."""
 TRAILER: Final = Struct(">IIQIHHIIIQIIQQQQQQ")
 """A trailer's header and body: the fields of HEADER, then the fields of TRAILER_BODY."""
 
 
 class BadBlockTrailer(BadRecord):
-    """There is no valid block trailer at `position`. `version`: its version if unsupported, else None."""
+    """There is no valid block trailer at `position`. `version`: the trailer's version if it is not known, else None."""
 
     def __init__(self, position: int, reason: str, version: int | None = None) -> None:
         super().__init__(position, reason)

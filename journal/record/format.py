@@ -84,7 +84,7 @@ def split_id(id: int) -> tuple[int, int]:
 
 
 def make_log_id(incarnation: int, partition: int) -> int:
-    """Return the id of the log's own records (block trailers, fillers)."""
+    """Return the id of a partition's log. Its own records (block trailers, fillers) have this id as their record id."""
     return incarnation << SEQUENCE_BITS | partition
 
 
@@ -200,7 +200,7 @@ def count_leading(data: Bytes, start: int, end: int, size: int) -> int:
 
 
 def ids_are_contiguous(data: Bytes, start: int, end: int, size: int, first_id: int) -> bool:
-    """True if the ids of the records count up by one from `first_id`. Their sequences must not overflow."""
+    """True if the record ids count up by one from `first_id`. The caller ensures that no sequence overflows."""
     count = (end - start) // size
     id = first_id.to_bytes(8, "big")
     for n in _PRODUCER:

@@ -3,7 +3,7 @@
 For each sector of 512 bytes, a power loss leaves one of its *versions*: the bytes after the last fsync, or after any
 later write. Likewise it leaves the size of a file after the last fsync, or after any later change. The entries of a
 folder are durable only after an fsync of the folder: until then each create, rename or removal may or may not survive.
-All combinations of these are possible, in any order.
+Sectors, sizes and these operations do not depend on each other: a power loss may leave every combination.
 """
 
 from __future__ import annotations
@@ -567,7 +567,7 @@ class FolderTree:
         self.pending.append(FolderOperation(number, entries))
 
     def fsync(self, folder: SimulatedFolder | None) -> None:
-        """Make the pending operations of `folder` (None: all) durable, and earlier operations on the same names."""
+        """Make the pending operations of `folder` (None: all) durable, and before them older ones on the same names."""
         chosen: list[FolderOperation] = []
         names: set[tuple[int, str]] = set()
         for operation in reversed(self.pending):
@@ -596,7 +596,7 @@ def system_error(number: int, path: str) -> OSError:
 
 
 def apply_operation(operation: FolderOperation, entries_of: EntriesOf) -> None:
-    """Apply an operation. A name is not removed if it refers to a file or folder other than the removed one."""
+    """Apply an operation. A removal does nothing if the name now refers to another file or folder."""
     for entry in operation.entries:
         entries = entries_of(entry.folder)
         if entry.node is not None:
@@ -759,7 +759,7 @@ def crash_states(disk: SimulatedDisk | Moment, limit: int, generator: random.Ran
 
 
 def _file_content(image: FileImage, chosen: tuple[int, ...]) -> tuple[bytes, bytes]:
-    """Return (bytes of a file, their digest) under the choice `chosen`; the choice () is the durable content."""
+    """Return (bytes of a file, their digest) after the choice `chosen`. The choice () leaves the durable content."""
     found = image.contents.get(chosen)
     if found is None:
         content = image.durable

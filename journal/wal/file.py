@@ -85,7 +85,7 @@ class JournalFile:
 
     @classmethod
     def create(cls, disk: Disk, folder: str, header: JournalFileHeader) -> JournalFile:
-        """Create a file with an fsynced header; the caller fsyncs the folder. Raises OSError, Full (file removed)."""
+        """Create a file with an fsynced header. The caller fsyncs the folder. Raises OSError, Full (leaves no file)."""
         path = filenames.join(folder, filenames.journal_name(header.number))
         if disk.exists(path):
             if disk.size(path) > FILE_HEADER_SIZE:
@@ -176,7 +176,7 @@ class JournalFile:
         return None
 
     def filler_end(self, place: int, seed: int) -> int:
-        """Return the LSN after the filler that contains LSN `place`; 0 if none does. Reads all entries before it."""
+        """Return the LSN after the filler that contains LSN `place`; 0 if none does. Reads the file from its start."""
         try:
             for entry in self.entries(self.first + FILE_HEADER_SIZE, seed):
                 if entry.next > place:

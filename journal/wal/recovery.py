@@ -36,7 +36,7 @@ FIRST_FILE: Final = 1
 FIRST_SNAPSHOT: Final = 1
 
 NEEDED: Final = "damage in an entry that is still needed"
-"""Label of a start that is refused because of damage in an entry before the snapshot's LSN, which the state needs."""
+"""Label of a refused start: the state needs an entry that is before the snapshot's LSN, and this entry is damaged."""
 
 
 class JournalState(Protocol):
@@ -207,7 +207,7 @@ class JournalRecovery:
         self._write_checkpoint()
 
     def _check_files(self, numbers: list[int], head: SnapshotHead) -> rules.FilesFacts:
-        """Apply FILES_RULES to the files. Return the facts that a rule accepts. Raises Corrupt if a rule refuses."""
+        """Return the facts about the files that FILES_RULES accept. Raises Corrupt if the rules refuse the files."""
         found_files = [self._file_facts(number) for number in numbers]
         files = list(rules.without_surplus(found_files, self.file_lists))
         for there, file in zip(found_files, files, strict=True):
