@@ -70,7 +70,7 @@ def awaitable(operation: Callable[..., Operation[Any]], convert: Callable[[Any],
 
 
 def shared(method: Callable[Concatenate[Core, Parameters], Result]) -> Callable[Concatenate[Any, Parameters], Result]:
-    """Return `method` unchanged, typed as a method of any class that has the attributes that `method` uses."""
+    """Return `method`, typed so that another class can have it. That class needs the attributes that `method` uses."""
     return method
 
 

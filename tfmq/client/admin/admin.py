@@ -121,8 +121,8 @@ class AdminCore:
     def _check_partitions(self, count: int | None) -> Operation[None]:
         """Raises `BadRequest` if `count` is above the broker's limit for the partitions of one topic.
 
-        The broker reports its limits when a connection begins, so a PING first makes sure that there is a connection.
-        The PING also detects a connection that the broker has closed, before the caller's request is sent over it.
+        The broker reports its limits when a connection begins, so a PING is sent first: it waits for a connection. If
+        the broker has closed the old connection, the PING detects this before the caller's request is sent.
         """
         yield from self._request(commands.Ping())
         most = self._link.limits["partitions_per_topic"]
@@ -171,7 +171,7 @@ class AdminCore:
         return bool(call.result().deleted) or call.send_count > 1
 
     def resume(self, topic: str, partition: int) -> Operation[str]:
-        """Resume a partition that a disk failure has stopped. Returns its new state, "open" if it accepts writes."""
+        """Resume a partition that a disk failure has stopped. Returns its state: "open", "damaged" or "stopped"."""
         reply = yield from self._request(commands.ResumePartition(topic, partition))
         return str(reply.state)
 
@@ -229,7 +229,8 @@ class AdminCore:
     ) -> Operation[bool | None]:
         """In each partition, raise the group's offset to `first[partition]` if the offset is lower.
 
-        Return True if the offsets were moved, False if the broker refused, None if no offset had to be moved.
+        Return None if no offset is lower, True if the lower offsets were raised. Return False if the broker rejected
+        the change, for example because a member of the group is alive.
         """
         try:
             reply = yield from self._request(
@@ -350,21 +351,24 @@ class AdminCore:
         """Commit a prepared transaction in place of its owner. `epoch` 0: the latest transaction named `xid`.
 
         This is a heuristic outcome: the owner's next request for the transaction raises `HeuristicOutcome`, and the
-        broker keeps the outcome until `forget_transaction`. `heuristic` False: commit as if the owner did it.
+        broker keeps the outcome until `forget_transaction`. `heuristic` False: commit as if the owner did it, so that
+        the owner's own commit succeeds, too.
 
         Raises `Damaged` if damage of the transaction journal has destroyed messages of the transaction. With `force`,
-        which needs `heuristic`, the remaining messages are committed, and `lost` is the number of lost messages. Raises
-        `TransactionState` if the transaction is not prepared, `HeuristicOutcome` if another operator ended it before,
-        `UnknownTransaction`, `TransactionRolledBack`.
+        which needs `heuristic`, the remaining messages are committed, and `lost` of the result is the number of lost
+        messages. Raises `TransactionState` if the transaction is not prepared, `HeuristicOutcome` if another operator
+        rolled it back, `TransactionRolledBack` if it was rolled back otherwise, and `UnknownTransaction` if the broker
+        does not know it.
         """
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.CommitTransaction(xid, number, False, heuristic, [], force))
         return TransactionEnd(xid, number, reply.state, reply.dropped, reply.lost)
 
     def rollback_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> Operation[TransactionEnd]:
-        """Roll back a transaction in place of its owner. Raises `TransactionCommitted` if it is committed already.
+        """Roll back a transaction in place of its owner. The arguments are described at `commit_transaction`.
 
-        Arguments and other errors are those of `commit_transaction`.
+        Raises `HeuristicOutcome` if another operator committed the transaction, `TransactionCommitted` if it was
+        committed otherwise, and `UnknownTransaction` if the broker does not know it.
         """
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.RollbackTransaction(xid, number, heuristic))
@@ -373,7 +377,7 @@ class AdminCore:
     def forget_transaction(self, xid: str, epoch: int = 0) -> Operation[bool]:
         """Discard the outcome of a transaction that an operator ended. Returns whether there was an outcome.
 
-        Call this only after the transaction's owner has been informed of the outcome.
+        Inform the transaction's owner first: the owner's later requests no longer raise `HeuristicOutcome`.
         """
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.ForgetTransaction(xid, number))
@@ -402,9 +406,12 @@ class AdminCore:
         """Commit prepared transactions of the commit group `name` together, as its sequence number `sequence`.
 
         `run`: the name of this attempt · `transactions`: (xid, epoch) of each transaction · `rows`: total number of
-        rows. If the sequence was committed before, the result of that commit is returned; its total may differ from
-        `rows` only if `other_total` is true. Other transactions of the group for this or an earlier sequence are rolled
-        back. Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`.
+        rows. If the sequence was committed before, the result of that commit is returned. Other transactions of the
+        group for this or an earlier sequence are rolled back.
+
+        Raises `GroupIncomplete` if not all `transactions` are prepared, and `GroupFenced` if the run was aborted.
+        Raises `GroupStale` if a later sequence was committed, or if this sequence was committed with another number of
+        rows and `other_total` is false.
         """
         names = [commands.TransactionName(xid, epoch) for xid, epoch in transactions]
         reply = yield from self._request(commands.CommitGroup(name, sequence, run, names, rows, other_total))
@@ -419,7 +426,7 @@ class AdminCore:
         return str(reply.state)
 
     def forget_commit_group(self, name: str) -> Operation[bool]:
-        """Discard a commit group's last sequence, so that the group can start again. Returns whether there was one."""
+        """Discard a group's last committed sequence: then the group accepts any. Returns False if there was none."""
         reply = yield from self._request(commands.ForgetCommitGroup(name))
         return bool(reply.forgotten)
 
@@ -628,7 +635,7 @@ NOTHING_REMOVED: Final = 'nothing was removed. To remove everything: "latest"'
 def _refuse_beyond_end(
     topic: str, partition: int, before: PartitionPosition, located: LocatedPosition, outcome: str
 ) -> None:
-    """Raises `OffsetOutOfRange` if `before` is an offset or ordinal after the partition's end, as `located` shows it.
+    """Raises `OffsetOutOfRange` if `before` is an offset or ordinal after the partition's end, which `located` has.
 
     `outcome`: the last part of the error's text, which says what was not changed.
     """
@@ -646,7 +653,7 @@ def _refuse_beyond_end(
 
 
 def locate_fields(place: PartitionPosition) -> tuple[int, int]:
-    """Return the fields `by` and `value` of a LOCATE request for a position. Raises `BadRequest`."""
+    """Return the fields `by` and `value` of a LOCATE request for a position. Raises `BadRequest` for other values."""
     if place == "earliest":
         return commands.BY_EARLIEST, 0
     if place == "latest":

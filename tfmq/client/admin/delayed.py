@@ -108,7 +108,7 @@ def check_handle(handle: Any) -> str:
 
 
 def check_limit(limit: Any) -> None:
-    """Raises `TypeError` or `BadRequest` if `limit` is neither a number from 0 on nor None."""
+    """Raises `TypeError` if `limit` is neither a whole number nor None, and `BadRequest` if it is below 0."""
     if limit is None:
         return
     if not isinstance(limit, int) or isinstance(limit, bool):
@@ -147,16 +147,16 @@ def delayed_description(row: Mapping[str, Any]) -> DelayedDescription:
 
 TOPIC_NAME = Name()
 NAME_BYTES = 200
-"""A generated schedule name begins with at most this number of characters of the topic's name; a checksum follows."""
+"""A generated schedule name is up to this many characters of the topic's name, and a checksum of all arguments."""
 
 
 class ScheduleDescription(NamedTuple):
     """One schedule: a message that the broker sends at the times of a cron expression.
 
     `state`: "active", "paused", or "waiting" if a due message cannot be sent; `trouble` is the reason. Times are ms
-    since 1970 (0: none): `next_ms`: when the next message is due; `last_ms`: when the last one was due; `made_ms`: when
-    the schedule was created. `misfire`: what is sent for missed times, "one", "all" or "skip". `size_bytes`: size of
-    the payload. In lists `message` and `properties` are None. `details`: other fields of the reply.
+    since 1970; 0: none. `next_ms`: when the next message is due. `last_ms`: when the last message was due. `made_ms`:
+    when the schedule was created. `misfire`: what is sent for missed times, "one", "all" or "skip". `size_bytes`: size
+    of the payload. In lists `message` and `properties` are None. `details`: other fields of the reply.
     """
 
     name: str
@@ -203,7 +203,7 @@ class ScheduleRequest(NamedTuple):
     misfire: str = "one"
 
     def request(self) -> tuple[AddSchedule, bytes]:
-        """Return the request and its body. Raises the errors of `Producer.send`, and `BadRequest` for a bad topic."""
+        """Return the request and its body. Raises BadRequest (wrong topic), TypeError (wrong type), MessageTooLarge."""
         TOPIC_NAME.check(self.topic, "topic")
         payload = payload_bytes(self.payload)
         body = b"" if payload is None else bytes(payload)

@@ -128,9 +128,9 @@ class GroupDescription(NamedTuple):
     partitions that are revoked from the member and not released yet), and note (why it has no partition or still waits
     for some, or "").
 
-    Each of `offsets` has the keys topic, partition, member (the owner, or ""), offset (-1: none committed), index (how
-    many messages in the record at this offset are acked), epoch, generation, end_offset, and lag (number of messages
-    that are not acked; -1: unknown).
+    Each of `offsets` has the keys topic, partition, member (the owner, or ""), offset (-1: none committed), index (the
+    acked messages of the record at this offset: 0, because a record is one message), epoch, generation, end_offset, lag
+    (number of messages that are not acked; -1: unknown).
     """
 
     group: str
@@ -176,8 +176,8 @@ class TransactionDescription(NamedTuple):
     `epoch`: the transaction's number. `state`: "open", "preparing", "prepared", "committing", "applying" (committed,
     but a partition accepts no writes yet), "committed", "rolled_back", "heuristic_committed", "heuristic_rolled_back",
     "read_only", "unknown". `group`: the producer group that the broker asks how the transaction ended. `owner`: the
-    client that began it. `topics`: in a list of transactions at most 8. `expires_ms`: when a prepared transaction of a
-    commit group times out. `details`: other fields of the reply.
+    client that began it. `topics`: the topics of its messages; in a list of transactions only the first 8 by name.
+    `expires_ms`: when a prepared transaction of a commit group times out. `details`: other fields of the reply.
     """
 
     xid: str
@@ -199,9 +199,9 @@ class TransactionDescription(NamedTuple):
 class TransactionEnd(NamedTuple):
     """The result of a commit or rollback by an operator.
 
-    `state`: "committed", "applying" (committed, and finished when all partitions accept writes again), "rolled_back",
-    "heuristic_rolled_back" or "read_only". `dropped`: number of messages whose topic was deleted. `lost`: number of
-    messages lost to damage of the broker's transaction journal.
+    `state`: "committed", "applying" (committed, but a partition accepts no writes yet), "rolled_back",
+    "heuristic_rolled_back" or "read_only" (it had neither messages nor offsets). `dropped`: number of messages whose
+    topic was deleted. `lost`: number of messages lost to damage of the broker's transaction journal.
     """
 
     xid: str

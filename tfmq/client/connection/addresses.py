@@ -144,7 +144,7 @@ _PROGRAM: Final = (
 )
 """Python program of the broker. It removes the current folder, which is the data folder, from `sys.path`."""
 _BACKGROUND_SCRIPT: Final = '"$@" &'
-"""Shell script that starts a command and exits, so that the command is no child of this process."""
+"""Shell script that starts a command and exits. So the command is no child that this process must wait for."""
 
 
 class LocalBrokerAddress:
@@ -258,9 +258,11 @@ class LocalBrokerAddress:
 
 
 def start_broker(path: str, descriptor: int) -> None:
-    """Start a broker on the data folder `path`, detached from this process. Raises OSError, `ConnectionFailed`.
+    """Start a broker on the data folder `path`, detached from this process.
 
     `descriptor`: the descriptor of the locked file DATA/starting. The broker inherits it, so the file stays locked.
+    Raises OSError if the log or the shell cannot be opened, `ConnectionFailed` without `sys.executable` or if the shell
+    returns an error.
     """
     if not sys.executable:
         raise ConnectionFailed(
@@ -282,7 +284,7 @@ def start_broker(path: str, descriptor: int) -> None:
             stderr=out,
             pass_fds=(descriptor,),
             cwd=path,
-            # NOTIFY_SOCKET is removed, because a service manager waits for a message from this program only.
+            # NOTIFY_SOCKET is removed: the service manager waits for a message from this program, not from the broker.
             env=environment,
             start_new_session=True,
         )

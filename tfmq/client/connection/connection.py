@@ -287,7 +287,7 @@ class ClientConnection:
         return min(due, self._hello_deadline)
 
     def tick(self) -> None:
-        """Fail requests past their deadline. If the HELLO reply is late, raise an error; the driver disconnects."""
+        """Fail requests past their deadline. Raises ConnectionFailed if the HELLO reply is late; disconnect then."""
         now = self.now()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             call = heapq.heappop(self._deadlines)[2]

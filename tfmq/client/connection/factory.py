@@ -39,17 +39,17 @@ class InProcessBroker(Protocol):
     def make_client_parts(
         self, servers: Sequence[BrokerAddress], driver_type: Callable[[ClientConnection], Driver]
     ) -> ClientParts[Driver]:
-        """Return a connection to this broker, with a driver that can be used like the drivers of `driver_type`."""
+        """Return a connection to this broker, with a simulated driver in place of a driver of type `driver_type`."""
 
     def state_folder(self) -> str:
-        """Return the default folder for local files of the broker's clients."""
+        """Return the default folder for the dead letters of this broker's consumers."""
 
 
 in_process_brokers: dict[BrokerAddress, InProcessBroker] = {}
 
 
 def in_process_state_folder(link: ClientConnection) -> str | None:
-    """Return the default folder for a client's local files if its broker is in this process, else None."""
+    """Return the default folder for a consumer's dead letters if its broker is in this process, else None."""
     server = link.servers[0]
     broker = in_process_brokers.get(server) if isinstance(server, BrokerAddress) else None
     return None if broker is None else broker.state_folder()

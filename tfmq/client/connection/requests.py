@@ -199,7 +199,7 @@ def get_topic(
 TRANSACTION_PAUSE_SECONDS: Final = 0.01
 TRANSACTION_PAUSE_SECONDS_MAX: Final = 1.0
 UNCHECKED_ERRORS: Final = (Busy, Closed, ConnectionFailed, TimedOut)
-"""After these errors it is unknown whether an earlier attempt was executed: the broker did not look for duplicates."""
+"""After these errors an earlier attempt may have been executed: the broker did not check whether it executed one."""
 
 
 def request_until_not_busy(

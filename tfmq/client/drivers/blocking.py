@@ -172,8 +172,8 @@ class BlockingDriver(Driver):
     def _wait_once(self, waiter: Waiter, deadline: float) -> bool:
         """Register `waiter`. If another thread polls, sleep once.
 
-        Return True if the wait is over and no other thread must be woken. Then the caller does not take the lock, for
-        which many threads that are woken together would queue.
+        Return True if the wait is over and no other thread must be woken. The caller then does not take the lock: many
+        threads may be woken together, and would queue for it.
         """
         try:
             with self.lock:
@@ -220,7 +220,7 @@ class BlockingDriver(Driver):
             finally:
                 self.lock.release()
         else:
-            # Callbacks need the lock, so none run here. Instead the polling thread checks the futures of all waiters.
+            # Another thread has the lock, so run no callbacks: the polling thread checks the futures of all waiters.
             event.done = True
         self._wake_polling_thread()
 
@@ -348,7 +348,7 @@ class BlockingDriver(Driver):
             waiter.wake()
 
     def _poll_socket(self, done: Callable[[], bool], until: float) -> int:
-        """Wait, without the lock, until the socket is ready, a wake-up or the time `until`, then read.
+        """Wait without the lock until the socket is ready, the thread is woken or the time is `until`. Then read.
 
         If `done()` is true, do not wait. Return the socket's events, 0 for none.
         """
@@ -371,7 +371,7 @@ class BlockingDriver(Driver):
         self._in_poll, self._reading = True, False
         try:
             # These checks come after `_in_poll` is set, because `set_event` does not always take the lock. An event
-            # that it has set before is found here; for an event that it sets later, it writes to the wake pipe.
+            # that is already set is found here. For an event that is set later, `set_event` writes to the wake pipe.
             if self._waiters:
                 self._wake_done()
             seconds = 0.0 if done() else max(0.0, min(until - self.clock(), POLL_SECONDS_MAX))
@@ -422,9 +422,9 @@ class BlockingDriver(Driver):
 
 
 ACTIVE_SECONDS = 1.0
-"""For this time after its last work, the background thread checks periodically. This costs less than waking it."""
+"""For this time after its last work, the background thread looks for new work every few ms: cheaper than waking it."""
 CHECK_SECONDS = 0.005
-"""The background thread checks at this interval. With the default linger time of 5 ms, a batch waits at most 10 ms."""
+"""How often the background thread looks for new work. At the default linger time (5 ms) a batch waits up to 10 ms."""
 CHECK_SECONDS_MIN = 0.0005
 POLLING_SECONDS_MAX = 60.0
 

@@ -168,7 +168,7 @@ drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 """All drivers. `reset_after_fork` of each is called in every forked child."""
 _held: list[Driver] = []
 _forking = threading.Lock()
-"""Permits one fork at a time, because `_held` has the drivers that the forking thread has locked."""
+"""Permits one fork at a time, because there is one list `_held`: the drivers that the forking thread has locked."""
 
 
 def _before_fork() -> None:

@@ -37,7 +37,7 @@ class EventDriver(Driver, ABC):
     """
 
     _current: Callable[[], object]
-    """Returns the running loop (asyncio) or the current thread's number (Twisted). In C, because each send calls it."""
+    """Returns the running loop (asyncio) or the thread's number (Twisted). A C function, because each send calls it."""
     _owner: object
     """The loop or thread (as `_current` returns it) in which the driver may be used; None before the first use."""
 
@@ -54,7 +54,7 @@ class EventDriver(Driver, ABC):
     # For the API variants
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """Run `operation`. Return its result or raise its error. Raises `NotAllowed` as `check_caller` does."""
+        """Run `operation`. Return its result or raise its error. Raises `NotAllowed` outside the driver's loop."""
         if self._current() != self._owner:  # As `check_caller`, inline for speed: each send runs this.
             self._check_other_caller()
         try:

@@ -63,7 +63,7 @@ def start_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None
 
 @implementer(IReadDescriptor, IWriteDescriptor)
 class SocketDescriptor:
-    """The object by which the reactor watches a socket. `fileno` works even after the socket is closed."""
+    """The object by which the reactor watches a socket. The reactor may call `fileno` after the socket is closed."""
 
     def __init__(self, driver: DeferredDriver, fileno: int) -> None:
         self._driver = driver

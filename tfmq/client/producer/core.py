@@ -120,7 +120,7 @@ class ProducerCore:
         deliver_at: Any = None,
         partition: int | None = None,
     ) -> Message:
-        """Return the message to send, as changed by the `before_send` hooks. Raises as `prepare_message`."""
+        """Make a message of the arguments, and return the result of `prepare_message`. Raises that method's errors."""
         if not isinstance(payload, Message):
             payload = Message(payload, key, tag, properties, partition, delay, deliver_at)
         elif any(each is not None for each in (key, tag, properties, delay, deliver_at, partition)):
@@ -128,7 +128,11 @@ class ProducerCore:
         return self.prepare_message(topic, payload)
 
     def prepare_message(self, topic: str, message: Message) -> Message:
-        """Check the message, apply the `before_send` hooks, return the result. Raises Closed, BadRequest, TypeError."""
+        """Check the message, apply the `before_send` hooks, and return the result.
+
+        Raises `Closed` after `close`, `BadRequest` for an invalid topic name or delivery time, and `TypeError` for a
+        partition, key or delivery time of a wrong type.
+        """
         self.check_open()
         if not isinstance(topic, str) or not is_valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
@@ -145,7 +149,7 @@ class ProducerCore:
         return message
 
     def encode_payload(self, topic: str, message: Message) -> bytes | None:
-        """Return the encoded payload, copied if it is a buffer that the caller can change. Raises `TypeError`."""
+        """Return the encoded payload, copied if the caller could change it. Raises `TypeError` if a codec is needed."""
         value = message.payload
         if self.codec is not None and value is not None:
             codec = select_codec(self.codec, topic)
@@ -162,8 +166,8 @@ class ProducerCore:
     def _needs_topic(self, message: Message) -> bool:
         """Return whether the topic's metadata must be known before a message is appended.
 
-        It need not be known if the selector has a store, because the user has configured the partitions. It need not be
-        known if the message may be sent to any partition, because then its batch waits for the metadata.
+        With a `StrictPartitions` store the metadata need not be known, because the user has configured the partitions.
+        If the message may be sent to any partition, it need not be known either: the batch waits for the metadata.
         """
         any_partition = message.partition is None and message.key is None and self.selector.per_batch
         return self.store_and_forward is None and not any_partition
@@ -175,7 +179,10 @@ class ProducerCore:
         return self.accumulator.append_plain(topic, payload)
 
     def append(self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None) -> Delivery:
-        """Append the message; its delay starts at `called_at` (None: now). Raises as `RecordAccumulator.append`."""
+        """Append the message; its delay starts at `called_at` (None: now).
+
+        Raises `Closed` after `close`, `MessageTooLarge`, and the errors of the partition selector.
+        """
         self.check_open()
         if self.store_and_forward is not None:
             delivery = self.store_and_forward.append(topic, message, payload)
@@ -237,7 +244,8 @@ class ProducerCore:
         does. `result()` of the handle is a list with one entry for each batch.
 
         Raises `BadRequest` for columns that cannot be sent and for a producer with a codec, hooks or a selector of its
-        own, `TypeError` if `table` is no table, `ImportError` without pyarrow, `MessageTooLarge`, and as `send`.
+        own, `TypeError` if `table` is no table, `ImportError` without pyarrow, `MessageTooLarge` for a row above the
+        broker's limit, `Busy` if the buffer stays full, and the error of the request for the topic's metadata.
         """
         from tfmq.client.send.columns import TableReader  # pyarrow is an optional dependency
 
@@ -365,7 +373,7 @@ class ProducerCore:
     # Waiting
 
     def wait_for_batches(self, batches: Iterable[Batch]) -> Operation[None]:
-        """Wait for all `batches`. Open batches take more messages until the driver's next tick."""
+        """Wait for all `batches`. Open batches are closed at the next tick or later, to gather more messages."""
         waited = list(batches)
         self.accumulator.expedite(waited, at_once=False)
         yield from wait_for_all(waited, None, self.link)
@@ -390,7 +398,8 @@ class ProducerCore:
     def close(self, timeout: float) -> Operation[None]:
         """Reject new messages, flush for at most `timeout` seconds, and fail all messages that are still undelivered.
 
-        Raises `DeliveryFailed`, and `TransactionRolledBack` if open transactions were rolled back.
+        Raises `DeliveryFailed` if messages have failed whose results were not read, or else `TransactionRolledBack` if
+        open transactions with messages were rolled back.
         """
         if self.closed:
             yield Wait((self.closed_event,), timeout)

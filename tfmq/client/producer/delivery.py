@@ -87,7 +87,7 @@ class BlockingDeliveryOwner:
         self._core.driver.run_in_thread(work, done)
 
     def close(self, seconds: float) -> None:
-        """Flush for at most `seconds`, then close the connection. Raises `DeliveryFailed`."""
+        """Flush for at most `seconds`, then close the connection. Raises DeliveryFailed for failures not read yet."""
         try:
             self._core.driver.run(self._core.close(seconds))
         finally:
@@ -132,7 +132,7 @@ class AsyncDeliveryOwner(BlockingDeliveryOwner):
         self._core.driver.run_in_threads(work, done)
 
     def close_at_exit(self, seconds: float) -> tuple[int, TfmqError | None]:
-        """Fail all undelivered messages, because the event loop no longer runs. The result is as in the base class."""
+        """Fail all undelivered messages, because the event loop no longer runs. Return what the base class returns."""
         self._core.transactions.drop_all()
         accumulator = self._core.accumulator
         unread = accumulator.pop_failures()

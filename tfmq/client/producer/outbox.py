@@ -31,7 +31,7 @@ SCHEMA_VERSION: Final = 1
 """Version of the database schema. Files of early releases, which recorded no version, have version 0."""
 LOCK_SUFFIX: Final = ".lock"
 FILE_NUMBER_SHIFT: Final = 40
-"""From this bit on, a batch id has the number of the open file. So an id from a removed file is detected."""
+"""The bits of a batch id from this one on count how often the file was replaced, so that an outdated id is detected."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 """Permissions of the outbox: only the user may read the file, because it has payloads."""
@@ -180,7 +180,7 @@ class Outbox:
 
     @contextlib.contextmanager
     def _open_database(self) -> Iterator[sqlite3.Connection]:
-        """Yield the open and locked database. If the `with` block raises, roll back. Raises `StoreFailed`."""
+        """Yield the open and locked database. If the `with` block raises, roll back. Errors: see `Outbox`."""
         with self._mutex:
             try:
                 if self._database is not None:
@@ -235,7 +235,7 @@ class Outbox:
 
 
 def _create_file(path: str) -> None:
-    """Create the file and its missing parent folders. Fsync the folder that contains each, so that all are durable."""
+    """Create the file and its missing folders. Fsync the parent folder of each of them, so that all are durable."""
     folder = os.path.dirname(path)
     missing = [] if os.path.exists(path) else [path]
     while not os.path.exists(folder):

@@ -297,7 +297,7 @@ class StoreAndForward:
         self._open: dict[tuple[str, int], StorableBatch] = {}
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Append one message. Raises as `RecordAccumulator.append`, and `BadRequest` if the message is delayed."""
+        """Append one message. Raises `MessageTooLarge`, `UnknownPartition`, and `BadRequest` if it is delayed."""
         if message.delay is not None or message.deliver_at is not None:
             raise BadRequest("StrictPartitions with a store takes no delayed messages: use another producer.")
         sender = self.core.accumulator

@@ -45,10 +45,12 @@ class XaBranches:
         self._branches: dict[str, TransactionCore] = {}
 
     def start(self, xid: str, timeout: float | None = None, *, resume: bool = False) -> Operation[TransactionCore]:
-        """Begin a branch, or with `resume` continue a branch of this producer after `end`. Raises `TransactionExists`.
+        """Begin a branch, or with `resume` continue a branch of this producer after `end`.
 
         Messages that are sent in the returned transaction belong to the branch. The broker rolls back a branch that is
-        not prepared within `timeout` seconds (None: the broker's setting).
+        not prepared within `timeout` seconds (None: the broker's setting). Raises `TransactionExists` if an unfinished
+        transaction has the name `xid`. With `resume`, raises `UnknownTransaction` if this producer has no open branch
+        `xid`.
         """
         if resume:
             branch = self._branches.get(check_xid(xid))
@@ -65,7 +67,7 @@ class XaBranches:
         return branch
 
     def end(self, xid: str) -> None:
-        """Suspend work in the branch: messages are rejected until `start` resumes it. Raises `UnknownTransaction`."""
+        """Suspend a branch of this producer (else `UnknownTransaction`): reject messages until `start` resumes it."""
         branch = self._branches.get(xid)
         if branch is None:
             raise UnknownTransaction(f"No work in {xid!r} was started here.", outcome="not done")
@@ -126,7 +128,7 @@ class XaBranches:
         return bool(reply.forgotten)
 
     def _get_ended(self, xid: str) -> Operation[TransactionCore]:
-        """Return this producer's branch, or else load it from the broker. Raises `TransactionState` before `end`."""
+        """Return the branch `xid`, or load it from the broker. Raises `TransactionState` if `end` was not called."""
         branch = self._branches.get(check_xid(xid))
         if branch is None:
             return (yield from self._transactions.resume(xid))

@@ -376,7 +376,7 @@ class RecordAccumulator:
                 stream.pump()
 
     def _close_if_idle(self, batch: Batch) -> None:
-        """Close a batch if its partition sender is idle. Otherwise the sender, once idle, closes an urgent batch."""
+        """Close a batch if its sender is idle. If not, the sender closes the batch once idle, if `is_urgent` is set."""
         if batch.buffer is None or batch.buffer.idle:
             self.close_batch(batch)
 
@@ -532,7 +532,8 @@ class RecordAccumulator:
 
     def _add_waiting(self, entry: ProducerTopic, batch: Batch, message: Message = KEYLESS) -> None:
         """Let a batch wait until the topic's metadata is known. Its partition is then chosen for `message`."""
-        # A batch added at its creation comes here again when it is closed. No other batch is added in between.
+        # A batch that was added at its creation is added again at its close. It is still the last one then, because no
+        # other batch is added in between.
         if not entry.waiting_batches or entry.waiting_batches[-1][0] is not batch:
             entry.waiting_batches.append((batch, message))
         self.request_metadata(entry)

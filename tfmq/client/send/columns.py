@@ -53,7 +53,7 @@ class TableReader:
     def read(self) -> None:
         """Read some rows of the table, and set `parts` to their batches, or to [] at the end of the table.
 
-        Raises: BadRequest for columns or attributes that cannot be sent, MessageTooLarge.
+        Raises BadRequest for columns or attributes that cannot be sent, MessageTooLarge for a message above the limit.
         """
         self.parts = []
         rows = next(self._slices, None)

@@ -85,7 +85,7 @@ def _after_year_9999(moment: float) -> BadRequest:
 
 
 def moment_ms(moment: Moment) -> int:
-    """Return `moment` in ms since 1970; 0 for times before 1970. Raises `TypeError`, `BadRequest`: see `due_number`."""
+    """Return `moment` in ms since 1970; 0 before 1970. For the errors `TypeError`, `BadRequest` see `due_number`."""
     if isinstance(moment, datetime):
         if moment.tzinfo is None or moment.utcoffset() is None:
             raise TypeError(
@@ -108,10 +108,11 @@ def _is_number(value: object) -> bool:
 
 
 def _to_ms(what: str, seconds: float) -> int:
-    """Convert seconds to ms, rounded up so that no message is early. Raises `BadRequest`.
+    """Convert seconds to ms, rounded up so that no message is early.
 
-    An excess of up to half a microsecond over a whole ms is ignored, because floats have rounding errors. `seconds` is
-    converted to int or float before the multiplication, because the number types of other libraries can overflow.
+    Raises `BadRequest` for NaN, for infinity, and for a moment above `DUE_MAX`. An excess of up to half a
+    microsecond over a whole ms is ignored, because floats have rounding errors. `seconds` is converted to int or float
+    before the multiplication, because the number types of other libraries can overflow.
     """
     try:
         whole = isinstance(seconds, Integral)
@@ -152,7 +153,7 @@ class DueTimes:
         self._called_at.append(called_at)
 
     def pack(self, now: float) -> bytes:
-        """Return the request field, one u64 per message. Delays are reduced by the time from their start to `now`."""
+        """Return the field `due` of a request, a u64 per message. Each delay is reduced by the time until `now`."""
         columns = zip(self._counts, self._due_times, self._called_at, strict=True)
         return b"".join(
             [
@@ -162,7 +163,7 @@ class DueTimes:
         )
 
     def pack_original(self) -> bytes:
-        """Return the request field with the full delays. Used in transactions, where delays start at the commit."""
+        """Return the field `due` with the full delays, for transactions: there the delays start at the commit."""
         columns = zip(self._counts, self._due_times, strict=True)
         return b"".join([due.to_bytes(_DUE_BYTES, "big") * count for count, due in columns])
 

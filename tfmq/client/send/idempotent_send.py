@@ -7,7 +7,7 @@ id in a partition have consecutive sequences (docs/protocol.md, Producing). So a
 writes down that the records are stored, and only then continues with more records.
 
 After an exception of `send_idempotent` it is unknown whether the records are stored, and another process that has read
-the same sequences may still send them. `close_producer` ends this: it returns the last stored sequence, and the broker
+the same sequences may still send them. After `close_producer` the caller knows the last stored sequence, and the broker
 stores nothing more under that producer id. If the producer id has expired, the broker rejects it for ever and no longer
 knows its last sequence: then `find_records` searches the log.
 """
@@ -58,7 +58,7 @@ def lease_producer_id(link: ClientConnection, until: float) -> Operation[int]:
 def start_producer(
     link: ClientConnection, topic: str, partition: int, until: float
 ) -> Operation[tuple[ProducerPartition, int]]:
-    """Lease a producer id for a partition. Return it with the partition's durable offset. Raises UnknownTopic."""
+    """Lease a producer id for a partition. Return it and the durable offset. Raises UnknownTopic, UnknownPartition."""
     reply = yield from request_with_retries(link, commands.Metadata([topic], True), until)
     if not reply.topics:
         raise UnknownTopic(f"There is no topic {topic}, and the broker makes none by itself.")
@@ -149,7 +149,7 @@ class FetchedMessages(NamedTuple):
 def fetch_messages(
     link: ClientConnection, stream: ProducerPartition, offset: int, until: float, bytes_max: int = FETCH_BYTES
 ) -> Operation[FetchedMessages]:
-    """Fetch messages from `offset` on. Raises OffsetOutOfRange, Damaged."""
+    """Fetch messages from `offset` on. Raises OffsetOutOfRange if they were removed, Damaged if they are unreadable."""
     fetch = commands.Fetch(
         stream.topic, stream.incarnation, stream.partition, offset, commands.EPOCH_UNKNOWN, bytes_max
     )

@@ -90,7 +90,7 @@ LOST_WITH_TOPIC: Final = (
 )
 
 IN_FLIGHT_BYTES_MAX = 8 << 20
-"""Maximum bytes in flight per partition. With 5 MiB, 1.6 million messages of 100 bytes are sent per second."""
+"""Maximum bytes in flight per partition. A limit of 5 MiB would permit 1.6 million messages of 100 bytes per second."""
 IN_FLIGHT_BATCHES_MAX = 20
 _RESEND_ERRORS = SequenceGap | StaleProducer | UnknownProducer | Busy
 """Errors after which a batch is sent again: the batch is valid, and this attempt did not store it."""
@@ -230,7 +230,7 @@ class PartitionSender:
             self._on_idle()
 
     def start_replacement(self, first: Sequence[Batch] = ()) -> None:
-        """Reroute the batches `first` to the re-created topic. Then start the sender of this topic, blocked so far."""
+        """Reroute the batches `first` to the re-created topic. Then start that topic's blocked sender, if any."""
         held, self.replacement = self.replacement, None
         waiting: list[Batch] = []
         if held is not None:
@@ -491,7 +491,7 @@ class PartitionSender:
         """
         for durability, promised in ((ACKS_SYNCED, "synced"), (ACKS_WRITTEN, "written")):
             if count := self._stored_through[durability] + 1:
-                # The text names two causes, because a broker started with an older copy of its data may lack the topic.
+                # Second cause in the text: a broker that was started with an older copy of its data may lack the topic.
                 log.warning(LOST_WITH_TOPIC, self.topic.name, count, promised, self.partition)
                 break
         moving: list[Batch] = []

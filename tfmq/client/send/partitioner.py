@@ -116,7 +116,7 @@ def load_selector(selector: PartitionSelector | str | None) -> PartitionSelector
 def choose_partition(selector: PartitionSelector, topic: Topic, message: Message) -> int:
     """Return the number of the partition that `message` names, or else that `selector` chooses.
 
-    If the selector is strict, it always chooses. Raises `UnknownPartition`.
+    If the selector is strict, it always chooses. Raises `UnknownPartition` if the topic lacks the named partition.
     """
     partitions = topic.partitions
     if selector.strict:

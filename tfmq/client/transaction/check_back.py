@@ -2,7 +2,7 @@
 
 A producer with check functions always has a request waiting at the broker, which replies when it has transactions to
 ask about. No thread waits for this reply: it is read together with other replies, at the latest after `POLL_SECONDS`.
-The check functions run in another thread, because they may block. The first decision that one returns is obeyed.
+The check functions run in another thread, because they may block. They are called in turn until one decides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("tfmq.transaction")
 WAIT_SECONDS: Final = 30.0
 """How long a request waits at the broker. The broker permits at most a minute."""
 POLL_SECONDS: Final = 5.0
-"""The longest delay of a reply while no thread reads: short against the minute after which the broker first asks."""
+"""How long a reply waits while no thread reads it. It matters little: a check comes a minute after the prepare."""
 GRACE_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 5.0
 """The pause after an error, for example because the broker is unreachable or has too many waiting requests."""

@@ -172,7 +172,7 @@ class TransactionRequests:
         return str(reply.state)
 
     def roll_back(self, seconds: float | None) -> Operation[str]:
-        """Roll back within `seconds` (None: a step's timeout). Raises `TransactionState` if a commit is in doubt."""
+        """Roll back within `seconds` (None: a step's timeout). Raises `TransactionState` if a TRANSACT has no reply."""
         if self.one_request_sent:
             raise TransactionState(
                 "Whether the transaction was committed is not known, so it cannot be rolled back: call commit() again,"

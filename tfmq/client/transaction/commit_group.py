@@ -125,7 +125,7 @@ class CommitGroupWriter:
         return not self.already_committed
 
     def prepare(self) -> Operation[list[commands.TransactionName]]:
-        """Prepare the last member and return the names of all members. Raises as `send`."""
+        """Prepare the last member. Return the names of all members. Raises the broker's error or `ConnectionFailed`."""
         yield from self._wait_until_idle()
         if self._pipeline is not None:
             yield from self._prepare_member()
@@ -225,7 +225,8 @@ def commit_sequence(
     """Commit the sequence. The request is repeated until its reply arrives: a commit may take longer than `seconds`.
 
     `seconds`: timeout of one request, and how long the broker may be unreachable. If the sequence was committed before,
-    the reply of that commit is returned. Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`, or another error.
+    the reply of that commit is returned. Raises `GroupStale` if a later sequence was committed, or this one with
+    another number of rows, `GroupFenced` if the run was aborted, `GroupIncomplete` if a transaction is not prepared.
     """
     reply: commands.CommitGroupReply = yield from _request_until_answered(link, message, seconds)
     return reply

@@ -384,9 +384,10 @@ class Pipeline:
         self._changed_event.complete()
 
     def _send_begin(self, until: float) -> Operation[BeginTransactionReply]:
-        """Send BEGIN_TRANSACTION until it succeeds. Raises the broker's error.
+        """Send BEGIN_TRANSACTION; while the broker is busy, repeat it until the time `until`. Raises the last error.
 
-        A transaction without a name ends with its connection. So after a lost connection a new transaction is begun.
+        If the producer id is rejected, the request is repeated once with a new id. A transaction without a name ends
+        with its connection. So after a lost connection a new transaction is begun.
         """
         named = bool(self.begin_fields.xid)
         strange = False
@@ -530,7 +531,7 @@ class ProducerSequencePool:
             self._free.append(stream)
 
     def acquire(self, until: float) -> Operation[ProducerSequence]:
-        """Return a free producer id, or a new one. Raises `TimedOut`, and the errors of leasing ids."""
+        """Return a free producer id, or else a newly leased one. Raises the errors that `lease_new` names."""
         # The broker forgets idle producer ids, so ids that were idle for half of that time are not used any more.
         oldest = self._link.now() - self._link.limits["producer_idle_seconds"] / 2
         while self._free:
@@ -540,7 +541,7 @@ class ProducerSequencePool:
         return (yield from self.lease_new(until))
 
     def lease_new(self, until: float) -> Operation[ProducerSequence]:
-        """Return a newly leased producer id. Raises as `acquire`."""
+        """Return a newly leased producer id. Raises the broker's error; after `until` TimedOut or ConnectionFailed."""
         request = ResultFuture()
         self._producer_ids.acquire(request.set_outcome)
         while not request.done:

@@ -65,7 +65,7 @@ DONE_IN: Final[dict[str, tuple[str, ...]]] = {
     COMMIT: (READ_ONLY, COMMITTED),
     ROLLBACK: (READ_ONLY, ROLLED_BACK),
 }
-"""The states in which a step was executed before. In a state that `EXECUTED_IN` lacks as well, the step is rejected."""
+"""The states in which a step was executed before. In states neither here nor in `EXECUTED_IN` the step is rejected."""
 
 _ENDED_OTHERWISE: Final[dict[tuple[str, str], type[TfmqError]]] = {
     (COMMIT, ROLLED_BACK): TransactionRolledBack,

@@ -239,7 +239,7 @@ class TransactionCore:
         return state
 
     def _state_if_not_executed(self, before: str) -> str:
-        """Return the state after an unexecuted step: `before`, or OPEN if `before` is IN_DOUBT but nothing was sent."""
+        """Return the state after an unexecuted step: `before`, or OPEN if the broker has no part of the transaction."""
         return (
             before
             if before != states.IN_DOUBT or self.requests.begun or self.requests.one_request_sent
@@ -260,7 +260,7 @@ class TransactionCore:
     # End of the transaction
 
     def exit(self, error: BaseException | None) -> Operation[None]:
-        """End a `with` block: commit, or after `error` roll back, except that a prepared transaction stays prepared."""
+        """End a `with` block: commit. After `error` roll back if open, but leave a prepared transaction as it is."""
         if error is None:
             if self.state not in states.FINISHED and self.state != states.IN_DOUBT:
                 try:
@@ -349,7 +349,7 @@ class TransactionCore:
         self.producer.owner.schedule_callback(callback)
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
-        """Wait until all batches are done. Raises `TimedOut`, and `NotAllowed` if no step is in progress."""
+        """Wait until all batches are done. Raises TimedOut after `timeout` s, NotAllowed if no step is in progress."""
         self.producer.owner.run(self._wait_for_batches(batches, timeout))
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
@@ -447,7 +447,7 @@ class ProducerTransactions:
         return len(self._open)
 
     def begin(self, xid: str | None = None, timeout: float | None = None) -> TransactionCore:
-        """Create a transaction in the client; its first request is sent later. Raises `BadRequest`, `Closed`."""
+        """Create a transaction; send nothing yet. Raises `BadRequest` for an invalid xid or timeout, and `Closed`."""
         self.producer.check_open()
         self.roll_back_unreferenced()
         if self._check_functions and not self._answers_checks:
