@@ -1,6 +1,6 @@
 """Dead letters: messages whose handling finally failed. docs/dead-letters.md is the manual.
 
-What `tfmq dlq` does, from a program:
+A program can do what the command `tfmq dlq` does:
 
     from tfmq.dead_letters import Desk, Selection, Wish
 

@@ -45,8 +45,8 @@ class Desk:
     """Access to one dead-letter store, for operators.
 
     `where`: the store's address, as in the setting `dead_letters=` of a consumer. `servers`: addresses of the broker,
-    needed for a store in a topic, for redrives and for forced retries. Raises BadRequest for an invalid address; the
-    methods raise StoreFailed, and errors of the broker.
+    needed for a store in a topic, for redrives and for forced retries. Raises BadRequest for an invalid address. A
+    method raises StoreFailed if the store fails, and an error of the broker if the method needs the broker.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Desk:
         return self._apply_to_all(ids, model.RetryEvent(self._now_ms(), calls))
 
     def drop(self, ids: Iterable[str], *, force: bool = False) -> list[Letter | None]:
-        """Discard letters. Return for each id the changed letter, or None if it is missing or its state forbids that.
+        """Discard letters. Return for each id the changed letter; None if there is none or its state forbids a drop.
 
         `ids`: complete ids · `force`: also discard letters in transit, which a redrive may have sent to a topic.
         """

@@ -44,8 +44,8 @@ class NoteEvent(NamedTuple):
     """A handler call failed, and the consumer will call the handler again.
 
     `letter` has the failure. A round is the series of calls until a message is dead. `letter.calls_left` is the number
-    of calls in a new round; it is used only if this event starts one, for example because no letter of the message is
-    stored yet. `begun`: a `BeginEvent` counted the call before it started.
+    of calls in a new round. It is used only if this event starts a round, for example because no letter of the message
+    is stored yet. `begun`: a `BeginEvent` counted the call before the call started.
     """
 
     at_ms: int
@@ -83,7 +83,7 @@ class HandledEvent(NamedTuple):
 
 
 class FailedEvent(NamedTuple):
-    """The handler call for a leased letter failed. If calls are left, the next one is due at `next_ms` (0: never)."""
+    """A handler call failed. The leased letter waits until `next_ms`; it is dead if that is 0 or no calls are left."""
 
     at_ms: int
     token: str
@@ -92,7 +92,7 @@ class FailedEvent(NamedTuple):
 
 
 class PutOffEvent(NamedTuple):
-    """The handler postponed a leased letter until `next_ms`."""
+    """The handler postponed a leased letter until `next_ms`. `failure`: the entry for the letter's history."""
 
     at_ms: int
     token: str
@@ -305,7 +305,7 @@ class Letter:
         return replace(self, failures=bound_failures((*self.failures, *failures)))
 
     def attribute(self) -> Attribute:
-        """Decode the message's attribute. Raises DecodeFailed."""
+        """Decode the attribute; the letter must have its body. Raises DecodeFailed if the attribute is invalid."""
         assert self.body is not None, "asked for with its body"
         return decode_attribute(self.body.attribute) if self.body.attribute else Attribute()
 
@@ -386,7 +386,7 @@ class Selection(NamedTuple):
 
     `states`: () for any · `error`: a part of the last failure's text, case-insensitive · `since_ms` (inclusive) and
     `until_ms` (exclusive): when the letter was first stored, in ms since 1970 · `ids`: prefixes of ids; () for any. A
-    letter never matches if its only call was counted in advance (`BeginEvent`) and succeeded: nothing failed.
+    handled letter with one call and no failure never matches: a `BeginEvent` stored the letter before this call.
     """
 
     states: tuple[str, ...] = ()
@@ -401,7 +401,7 @@ class Selection(NamedTuple):
     ids: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise BadRequest for unknown states, and for a string in place of a tuple."""
+        """Raise BadRequest if `states` has an unknown state, or if `states` or `ids` is a string instead of a tuple."""
         if isinstance(self.states, str) or any(each not in STATES for each in self.states):
             raise BadRequest(f'states={self.states!r}: it takes several of {", ".join(STATES)}, as in ("dead",).')
         if isinstance(self.ids, str):

@@ -76,7 +76,7 @@ def reached_broker_id(link: ClientConnection) -> str | None:
 
 
 def ask_broker_id(link: ClientConnection, until: float) -> Operation[str]:
-    """Connect if necessary and return the broker's id, as stored in letters. Raises ConnectionFailed."""
+    """Connect if needed; return the broker's id, as in letters. Raises ConnectionFailed if no broker is reached."""
     found = reached_broker_id(link)
     if found is None:
         yield from request_with_retries(link, Ping(), until)

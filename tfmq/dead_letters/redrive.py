@@ -169,7 +169,7 @@ class RedriveOperation:
                 self.report.resumed += (yield from self._resume_run(run)).arrived
 
     def _resume_run(self, run: Sequence[Letter]) -> Operation[RedriveResult]:
-        """Send a run again. If a body is lost, close the run's producer instead, to see which letters are stored."""
+        """Send a run again. If a body is lost, close the run's producer instead; then the broker tells what it has."""
         if all(each.body is not None for each in run):
             return (yield from self._send_run(run))
         fate = yield from close_run(self._link, run, self._deadline(), self._now_ms)
@@ -217,10 +217,10 @@ class RedriveOperation:
         return (yield from has_message(self._link, letter, self._deadline()))
 
     def _choose_target(self, letter: Letter) -> Operation[tuple[str, int]]:
-        """Return the topic and partition to which the letter is sent. Raises UnknownTopic.
+        """Return the topic and partition to which the letter is sent. Raises UnknownTopic if the topic is missing.
 
         In its own topic a letter keeps its partition, if the topic still has it. Otherwise the hash of the key selects
-        the partition; for a letter without a key, the letter's partition number does.
+        the partition. Without a key, the letter's partition number modulo the number of partitions selects it.
         """
         name = self._request.to_topic or letter.topic
         if name not in self._topics:
@@ -277,7 +277,7 @@ class RedriveOperation:
             self.report.unsendable.append(f"{won[0].id} cannot be sent: {fate.refused}")
 
     def _assign_sequences(self, target: tuple[str, int], letters: Sequence[Letter]) -> Operation[list[Letter]]:
-        """Record consecutive sequences, return the letters with them; [] if another redrive claimed one meanwhile."""
+        """Record consecutive sequences and return the changed letters; [] if another redrive has claimed a letter."""
         stream, first = yield from self._producer(target, len(letters))
         end = yield from idempotent_send.locate_log_end(self._link, stream, BY_LATEST, self._deadline())
         node = self._link.hello.node if self._link.hello is not None else ""
@@ -337,7 +337,7 @@ class RedriveOperation:
 
 
 def exact_key(letter: Letter) -> bytes | str:
-    """Return the exact key from the letter's body. Without a body, return `letter.key`; in a database this is text."""
+    """Return the exact key from the letter's body; without a body, `letter.key`, which a database keeps as text."""
     known = letter.key or b""
     if letter.body is None:
         return known
@@ -395,7 +395,10 @@ class RedriveResult(NamedTuple):
 
 
 def encode_letter(letter: Letter) -> RecordContent:
-    """Encode the original message with updated counts of calls and redrives. Raises DecodeFailed, MessageTooLarge."""
+    """Encode the original message with the letter's count of calls, and with one redrive more than before.
+
+    Raises DecodeFailed if the attribute is invalid, MessageTooLarge if the attribute is too large with these counts.
+    """
     assert letter.body is not None, "asked for with its body"
     attribute = letter.attribute()
     counted = replace_counts(letter.body.attribute, letter.calls, attribute.redrives + 1)
@@ -424,7 +427,7 @@ def send_run(
         offsets = yield from idempotent_send.send_idempotent(link, stream, first.sequence, contents, until)
     except BadRequest as error:
         if len(letters) > 1:
-            # Another redrive may have sent part of this run when only that part had sequences. Send each letter alone.
+            # Another redrive may have sent some letters of this run before the others had sequences. Send each alone.
             whole = RedriveResult()
             for each in letters:
                 whole = whole.combine((yield from send_run(link, [each], until, now_ms)))

@@ -131,7 +131,7 @@ class Retrying:
         return partial(store.mark_handled, due)
 
     def _record_until_stored(self, tell: Callable[[], Operation[Any]]) -> Operation[None]:
-        """Repeat `tell` until it succeeds: an error such as a full disk must not cause a second call of the handler."""
+        """Repeat the store operation of `tell` until it succeeds: a full disk must not cause a second handler call."""
         backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         while True:
             try:

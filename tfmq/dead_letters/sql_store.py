@@ -110,7 +110,10 @@ class Database:
 
     @contextmanager
     def write_transaction(self) -> Iterator[Connection]:
-        """Context of a write transaction, which is committed, durably, at the end of the block. Raises StoreFailed."""
+        """Context of a write transaction. The end of the block commits the transaction durably.
+
+        Raises StoreFailed if the database fails, or if the file was removed or replaced during the transaction.
+        """
         with self.translated_errors(), self._engine_with_table().begin() as connection:
             yield connection
             engine = connection.engine
@@ -122,7 +125,7 @@ class Database:
 
     @contextmanager
     def read_connection(self) -> Iterator[Connection]:
-        """Context of a connection that only reads. Raises StoreFailed."""
+        """Context of a connection that only reads. Raises StoreFailed if the database fails."""
         with (
             self.translated_errors(),
             self._engine_with_table().execution_options(**{READ_ONLY_OPTION: True}).connect() as connection,
@@ -276,7 +279,7 @@ def _parse_url(address: StoreAddress) -> Any:
 
 def _set_up_sqlite(connection: Any, has_wal: bool) -> None:
     """Make SQLite commits survive a power failure; `has_wal`: with a write-ahead log."""
-    # With None the driver starts no transactions: `_begin_transaction` does, when SQLAlchemy begins one.
+    # If `isolation_level` is None, the driver begins no transactions, so `_begin_transaction` begins all of them.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous=FULL")
@@ -437,7 +440,7 @@ HAS_FAILED: Final = or_(COLUMNS.state != model.HANDLED, COLUMNS.calls > 1, COLUM
 
 
 class BlockingSqlStore:
-    """Dead letters in a database, with blocking methods; see `LetterStore`. All methods raise StoreFailed."""
+    """Dead letters in a database; see `LetterStore`. The methods block, and raise StoreFailed if the database fails."""
 
     def __init__(self, address: StoreAddress) -> None:
         self.database = Database(address)

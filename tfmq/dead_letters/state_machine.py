@@ -24,7 +24,7 @@ _NEW_ROUND: Final[Mapping[type[Any], tuple[str, ...]]] = {
     model.BeginEvent: (FAILING, DEAD),
     model.NoteEvent: (FAILING, DEAD),
 }
-"""Event that starts or continues a round of handler calls -> next states of a letter without lease and redrive."""
+"""Event of a round of handler calls -> possible next states, if the letter is missing, failing or final."""
 
 TRANSITIONS: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     "": _NEW_ROUND,
@@ -140,7 +140,7 @@ def _with_broker(letter: Letter, met: Letter) -> Letter:
 
 
 def _is_repeated(letter: Letter, repeated: Letter) -> bool:
-    """Return whether `letter` has the latest failure of `repeated`, because the same event was applied before."""
+    """Return whether `letter` has the latest failure of `repeated`. If so, the same event was applied before."""
     told = {(each.at_ms, each.error) for each in letter.failures}
     return bool(repeated.failures) and repeated.failures[-1][:2] in told
 
@@ -287,7 +287,7 @@ def _apply_arrive(letter: Letter, event: model.ArriveEvent) -> Letter | None:
 
 
 def _apply_return(letter: Letter, event: model.ReturnEvent) -> Letter | None:
-    """Make the letter dead again; None if it has another sequence, because another redrive may be sending it."""
+    """Make the letter dead again; None if the letter has another sequence: another redrive may be sending it."""
     place = (0, 0) if letter.journey is None else (letter.journey.producer_id, letter.journey.sequence)
     if place != (event.producer_id, event.sequence):
         return None

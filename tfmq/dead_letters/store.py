@@ -74,7 +74,7 @@ def state_directory() -> Path:
 
 
 DEFAULT_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
-"""Default of a consumer's `dead_letters`: the path that `existing_or_default_path` returns."""
+"""Default of a consumer's `dead_letters`. `existing_or_default_path` returns the path; NODE is the broker's id."""
 
 
 def default_path(group: str, folder: Path | None = None, broker: str = "") -> str:
@@ -104,7 +104,7 @@ log = logging.getLogger("tfmq.dead_letters")
 LEASE_SECONDS: Final = 60.0
 """Duration of a lease, after which the letters of a killed consumer are available again."""
 LEASE_ATTEMPTS_MAX: Final = 100
-"""Maximum letters that one `lease_next` tries to lease, because other consumers may lease each of them first."""
+"""Maximum letters that one `lease_next` tries to lease. An attempt fails if another consumer is faster."""
 
 
 ADOPTION_CHECK_SECONDS: Final = 60.0
@@ -278,7 +278,7 @@ class GroupDeadLetterStore:
         self._foreign_ids = frozenset(each.id for each in left)
 
     def seconds_until_due(self) -> Operation[float | None]:
-        """Return seconds until a letter is due; None if no letter waits; BROKER_CHECK_SECONDS for an unknown broker."""
+        """Return seconds until a letter is due; None: no letter waits; BROKER_CHECK_SECONDS: no broker was reached."""
         broker = self._broker()
         if broker is None:
             return BROKER_CHECK_SECONDS
@@ -345,9 +345,10 @@ Step = tuple[str, model.Event]
 
 
 class LetterStore(Protocol):
-    """Backend of a dead-letter store: a database or a topic. All methods raise StoreFailed.
+    """Backend of a dead-letter store: a database or a topic.
 
-    Letters are returned without their bodies, except by `get` and by `find` with `whole`.
+    A method raises StoreFailed if the store fails; a method of a topic also raises the errors of the broker. Letters
+    are returned without their bodies, except by `get` and by `find` with `whole`.
     """
 
     @property
@@ -371,10 +372,10 @@ class LetterStore(Protocol):
         """
 
     def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        """Return the id of a letter of this group and broker that is due or whose lease has ended, else None."""
+        """Return the id of a due letter of this group and broker, or of one whose lease ended; None if none exists."""
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        """Return the time (ms) at which the next letter of this group and broker is due or its lease ends, or None."""
+        """Return when (ms) the next letter of this group and broker is due or its lease ends; None: no letter waits."""
 
     def find_foreign_waiting(
         self, group: str, broker: str, after: PagePosition = FIRST_PAGE
@@ -388,7 +389,7 @@ class LetterStore(Protocol):
         """Return the message offsets of the group's letters in state "failing", in one partition."""
 
     def get(self, id: str) -> Operation[Letter | None]:
-        """Return a letter with its body and all tracebacks, or None."""
+        """Return the letter with this id, with its body and all tracebacks; None if it does not exist."""
 
     def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
         """Return (group, state) -> number of letters, without letters that never failed."""

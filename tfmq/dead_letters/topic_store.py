@@ -188,7 +188,7 @@ def _encode_letter(letter: Letter, bytes_max: int) -> list[Any]:
 
 
 def _decode_letter(fields: list[Any], id: str) -> Letter:
-    """Decode the fields made by `_encode_letter`. Raises TypeError, ValueError, IndexError."""
+    """Decode the result of `_encode_letter`. Raises TypeError, ValueError, IndexError for malformed fields."""
     known, failures, stored = fields[:3]
     given = dict(zip(_LETTER, known, strict=False))
     body = None if stored is None else model.LetterBody(*stored[:2])

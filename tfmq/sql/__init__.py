@@ -10,7 +10,7 @@ For SQLAlchemy 2, blocking and asyncio:
         tx.send("orders", order.as_json())
 
 A crash can leave a transaction in doubt: prepared, but neither committed nor rolled back. After `check`, the producer
-decides such transactions. Without `check`, a consumer whose offsets belong to one may wait without end.
+decides such transactions. Without `check`, a consumer whose offsets belong to such a transaction may wait without end.
 docs/database-transactions.md describes how transactions survive crashes and what they need in operation.
 `commit_offsets` is for consumers that send nothing: it commits results and offset together (docs/offsets.md).
 """

@@ -26,12 +26,12 @@ DECISION_BY_ROW: dict[str, Decision] = {rows.COMMITTED: "commit", rows.ABORTED: 
 
 
 def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -> Decision | None:
-    """Decide how the transaction `xid` ends, by its row. None: a decision is not possible yet, or not by this table.
+    """Decide how the transaction `xid` ends, by its row. None: not possible yet, or `xid` belongs to another table.
 
-    The owner is the client that runs the transaction. It inserts a row with its changes. If the row exists, its state
-    is the decision. Otherwise a row "aborted" with the key `xid` is inserted and committed, and the decision is
-    "rollback": the owner can no longer insert its row, so its commit fails. While the owner is committing, its
-    uncommitted row blocks the insert; after LOCK_SECONDS the result is None.
+    The owner is the client that runs the transaction. It inserts a row in the same database transaction as its changes.
+    If the row exists, its state is the decision. Otherwise a row "aborted" with the key `xid` is inserted and
+    committed, and the decision is "rollback": the owner can no longer insert its row, so its commit fails. While the
+    owner is committing, its uncommitted row blocks the insert; after LOCK_SECONDS the result is None.
 
     A transaction that is prepared in PostgreSQL is first committed or rolled back, according to `prepared`; then its
     row is read. "commit" is allowed only if the broker has prepared its part, too. If PostgreSQL has no such prepared
@@ -133,7 +133,7 @@ def find_prepared(connection: Connection, xid: str = PREFIX) -> list[PreparedTra
 def finish_prepared(connection: Connection, gid: str, decision: Decision) -> None:
     """Commit or roll back the prepared transaction `gid`, unless it is gone or another session is finishing it.
 
-    `connection` must not be in a transaction. Raises SQLAlchemyError.
+    `connection` must not be in a transaction. Raises SQLAlchemyError for any other error of the database.
     """
     try:
         if decision == "commit":

@@ -42,15 +42,17 @@ def commit_offsets(session: Any, consumer: Any, message: ReceivedMessage[Any] | 
                 session.add(Invoice(message.json()))
                 tfmq.sql.commit_offsets(session, consumer, message)
 
-    When the transaction commits, the messages of the partition of `message` are acked up to and including `message`;
-    without `message`, all messages that the consumer has returned. Results and offsets are thus committed exactly once.
+    When the transaction commits, the messages of the partition of `message` are acked up to and including `message`.
+    Without `message`, all messages that the consumer has returned are acked. So each result is committed exactly once.
     A consumer that is no longer the owner of the partition cannot commit its results: the offset's row is updated only
     if no owner with a higher generation has claimed the partition.
 
     Args: `session`: a Session or Connection of the database that the consumer got as offsets="sql:URL"; for an
     AsyncSession or AsyncConnection, await the result. `consumer`: of any API variant.
     Raises: Fenced if the partition is assigned to another member: let the error roll back the transaction, and continue
-    with the next message. BadRequest and NotAllowed with a sentence that says what to change. Errors of SQLAlchemy.
+    with the next message. BadRequest if the consumer or the session is unsuitable, for example a consumer that stores
+    its offsets elsewhere. NotAllowed if the session uses several databases or another one than the consumer, or commits
+    each statement by itself. Errors of SQLAlchemy if the database fails.
     """
     session = _unscoped(session)
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")

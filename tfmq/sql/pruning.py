@@ -51,7 +51,7 @@ def prune(
 
     Args: `admins`: one for each broker that shares transactions with this database. Each broker is asked first for its
     unfinished transactions, whose rows are kept at any age.
-    Raises: BadRequest for invalid arguments, ConnectionFailed, and errors of SQLAlchemy.
+    Raises: BadRequest for invalid arguments, ConnectionFailed if a broker cannot be reached, errors of SQLAlchemy.
     """
     if older_than <= timedelta(0):
         raise BadRequest(f"older_than must be positive, not {older_than}.")

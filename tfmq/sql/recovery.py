@@ -38,9 +38,9 @@ _registered: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
 def check(producer: Any, engine: Any, *, table: Table = rows.TABLE) -> None:
     """Let `producer` answer check-back for transactions of this database from now on.
 
-    Call it at each start of a program, before its consumer reads. `tfmq.sql.transaction` does this, too. But if a crash
-    left the commit of a consumer's offsets in doubt, the consumer delivers no message until that commit is decided. So
-    a program that begins a transaction only for a message would wait without end.
+    Call it at each start of a program, before its consumer reads. If a crash left the commit of a consumer's offsets in
+    doubt, the consumer delivers no message until that commit is decided. `tfmq.sql.transaction` registers its producer,
+    too, but a program that begins a transaction only for a message would wait without end.
 
     Args: `engine`: an `Engine`, or an `AsyncEngine` with a `tfmq.aio.Producer`.
     """

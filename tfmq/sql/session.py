@@ -87,7 +87,8 @@ class SessionParticipant:
     def check_session(self) -> str:
         """Check that the session can be shared, read the database's capabilities, and return the table's identity.
 
-        Raises NotAllowed, NotSupported, errors of SQLAlchemy.
+        Raises NotAllowed if the session's transaction cannot be shared or the table is missing, NotSupported if the
+        database cannot prepare although the caller requires it, and errors of SQLAlchemy if the database fails.
         """
         used = require_joinable(self.session)
         self._capabilities = self._read_capabilities(used)
@@ -97,8 +98,8 @@ class SessionParticipant:
     def begin(self, gid: str) -> None:
         """Begin the session's transaction, or join the one that the session began implicitly.
 
-        With two phases, the database will prepare the transaction under the name `gid`. Raises NotAllowed,
-        NotSupported, errors of SQLAlchemy.
+        In a two-phase commit, the database will prepare the transaction under the name `gid`. Raises NotAllowed if the
+        database commits each statement by itself, NotSupported without a two-phase transaction, errors of SQLAlchemy.
         """
         session = self.session
         session.twophase = self.two_phase
@@ -151,8 +152,9 @@ class SessionParticipant:
     def prepare(self, xid: str) -> None:
         """Flush the user's changes and insert the row whose commit decides the shared transaction.
 
-        With two phases, also prepare the database's transaction. Raises NotAllowed, TransactionRolledBack and errors of
-        SQLAlchemy; after each of them nothing is committed.
+        In a two-phase commit, also prepare the database's transaction. After an error nothing is committed. Raises
+        TransactionRolledBack if check-back has rolled back the transaction; NotAllowed if the user's block ended the
+        session's transaction, left a savepoint open or used a second database; and errors of SQLAlchemy.
         """
         session = self.session
         if session.get_transaction() is not self._begun:

@@ -57,7 +57,7 @@ class _BaseTransaction:
         return "new" if transaction is None else str(transaction.state)
 
     def commit_offsets(self, consumer: Any) -> None:
-        """If this commits, ack the messages that `consumer` returned so far: see `tfmq.Transaction.commit_offsets`."""
+        """When this transaction commits, ack what `consumer` returned so far, as `tfmq.Transaction.commit_offsets`."""
         self._begun_for_send().commit_offsets(consumer)
 
     def _enter(self) -> None:
@@ -210,16 +210,16 @@ def transaction(
     `commit()` or `rollback()`. An exception in the block rolls back both sides and is raised again.
 
     A row in the table `tfmq_transaction` decides (see `create_table`). If this process crashes, or the broker cannot be
-    reached, the broker later asks a producer of the same group for the outcome (check-back). A producer can answer if
-    it uses this database, and `check` was called with it or such a transaction was begun with it. Without `check`, a
+    reached, the broker later asks a producer of the same group for the outcome (check-back). A producer can answer
+    after it was passed to `check` with this database, or has begun a transaction with this database. Without `check`, a
     consumer whose offsets are in doubt after a crash may wait without end.
 
     Args: `two_phase`: whether to prepare the database too; None: if possible, which needs PostgreSQL with
     max_prepared_transactions above 0 and a session that has not begun. `timeout`: seconds after which the broker rolls
     back an unprepared transaction; None: the broker's setting (60). `table`: a table other than `tfmq_transaction`.
-    Raises: on entry NotAllowed and NotSupported with a sentence that describes what to change, TransactionError and its
-    subclasses, ConnectionFailed, and errors of SQLAlchemy. The same on exit. Nothing is then committed, unless the
-    error says that the outcome is not known yet, or that the database has committed its part.
+    Raises, both on entry and on exit: NotAllowed and NotSupported with a sentence that describes what to change,
+    TransactionError and its subclasses, ConnectionFailed, and errors of SQLAlchemy. After an error nothing is
+    committed, unless the error says that the outcome is not known yet, or that the database has committed its part.
     """
     if isinstance(session, scoped_session):
         session = session()

@@ -122,7 +122,7 @@ class ActiveTransactions:
     def submit(
         self, transactions: Sequence[Transaction], call: Callable[[WrittenCallback], None], written: WrittenCallback
     ) -> None:
-        """Queue one record of these transactions, by `call(callback)`. `written` is called when the write has ended.
+        """Let `call(callback)` queue one record of these transactions. `written` is called when the write has ended.
 
         Until then `is_pending` is true for each of these transactions, even if a failed write has already restored the
         transaction's previous state.
@@ -262,7 +262,7 @@ class ActiveTransactions:
         self.retry_waiting(transaction)
 
     def on_rolled_back(self, transactions: Sequence[Transaction], lsn: int) -> None:
-        """Handle a record, written at `lsn`, that rolls back or forgets these transactions."""
+        """Handle a record, written at `lsn`, that rolls back these transactions or removes their heuristic outcome."""
         self.note_written(lsn)
         locked = [each.epoch for each in transactions if each.offsets]
         for transaction in transactions:
@@ -286,7 +286,7 @@ class ActiveTransactions:
             self._end_open(epoch)
 
     def _end_open(self, epoch: int) -> None:
-        """Roll back an open transaction whose session or timeout has ended: now, or when its pending record fails."""
+        """Roll back an open transaction that timed out or lost its session: now, or when its pending record fails."""
         transaction = self.store.transactions.get(epoch)
         if transaction is not None:
             runtime_state(transaction).orphaned = True
@@ -462,7 +462,7 @@ class SpaceReservations:
         return taken
 
     def restore(self, size_bytes: int) -> None:
-        """Reserve space for a prepared or committed transaction that recovery has found, without a check."""
+        """Reserve space for a transaction that recovery found prepared or committed; do not check the free space."""
         self._destination.reserve_bytes(size_bytes)
         self.reserved_bytes += size_bytes
 

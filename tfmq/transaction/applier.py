@@ -341,7 +341,7 @@ class TargetQueue(ApplyQueue):
         self._position_known = False
 
     def target_resumed(self) -> None:
-        """Handle that the target accepts writes again. It may have lost effects that were written but not fsynced."""
+        """Continue after the target was resumed. The target may have lost effects that were written but not fsynced."""
         if self._chunked_apply is not None:
             self._chunked_apply.cancel()
         super().target_resumed()
@@ -421,7 +421,7 @@ class TargetQueue(ApplyQueue):
     ) -> Effect:
         """Return the effect that appends `batches` and moves the target's source position to (`part`'s LSN, `last`).
 
-        `last`: ordinal of the last message. `decided_ms`: commit time of each batch; None: that of `part` for all.
+        `last`: ordinal of the last message. `decided_ms`: commit time of each batch; None: all have the time of `part`.
         """
         source = Source(*self._applier.source, part.progress.decision.lsn, last)
         if self.key == OFFSETS_KEY:
@@ -526,7 +526,7 @@ class ChunkedApply:
 
     The bytes that are written but not durable are limited for all large tasks together (`Applier.in_flight`). During a
     task of at most CONTIGUOUS_BYTES nothing else is appended to the partition. `after`: ordinal of the decision's last
-    message that the partition already has; 0 for none. `done` gets the result of the last append, or an error, once.
+    message that the partition already has; 0: none. `done` is called once, with the last append's result or an error.
     """
 
     def __init__(

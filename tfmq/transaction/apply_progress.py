@@ -112,7 +112,7 @@ class ApplyProgress:
                     self.offsets[piece] = offset
 
     def record_delayed(self, batch_indexes: Sequence[int], delayed: Sequence[StoredDelayedBatch]) -> None:
-        """Store for replies where delayed batches are stored, up to a total of DUE_WORDS_MAX due times."""
+        """Record for replies the locations of delayed batches, up to a total of DUE_WORDS_MAX due times."""
         for piece, each in zip(batch_indexes, delayed, strict=False):
             if self.offsets and piece >= 0 and self.due_words + len(each.dues) <= DUE_WORDS_MAX:
                 self.due_words += len(each.dues)

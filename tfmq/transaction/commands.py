@@ -65,7 +65,7 @@ UNDECIDED_STATES: Final = frozenset((states.OPEN, states.PREPARED))
 
 
 class Wait(Exception):
-    """Raised by a command that must wait. `callbacks` are called when the wait ends; `command` adds a retry to them.
+    """Raised by a command that must wait until `callbacks` are called. The decorator `command` adds a retry to them.
 
     `asked`: arguments of the retry, if the original ones are buffers that are valid only until the end of the turn.
     """
@@ -108,7 +108,10 @@ class TransactionCommandHandler:
     def begin(self, request: BeginRequest, session: Caller, done: DoneCallback) -> None:
         """Begin a transaction; calls `done(BeginResult)`. A repeated request gets the first result again.
 
-        Errors: TransactionExists, GroupStale, GroupFenced, NotAllowed (too many groups), BadRequest.
+        Errors: BadRequest for a reserved name or an invalid timeout; TransactionExists if a live transaction has the
+        name; GroupStale if the commit group has committed a later sequence, GroupFenced if the run was aborted,
+        NotAllowed for a new group above the limit of groups; UnknownProducer if the producer id may have expired,
+        UnknownTransaction if it has begun a later transaction.
         """
         if request.xid.startswith(LOCAL_PREFIX):
             raise BadRequest(RESERVED_NAME)
@@ -167,8 +170,9 @@ class TransactionCommandHandler:
     def send(self, epoch: int, piece: IncomingBatch, done: DoneCallback) -> None:
         """Write a batch to the journal; calls `done(None)` when it is written. A repeated batch is not written again.
 
-        The batch is not fsynced: the prepare or commit makes it durable. Errors: UnknownTransaction, TransactionState,
-        TransactionTooLarge, UnknownTopic, SequenceGap, UnknownProducer.
+        The batch is not fsynced: the prepare or commit makes it durable. Errors: UnknownTransaction if the transaction
+        does not exist, TransactionState if it is not open, TransactionTooLarge if it would exceed a limit, UnknownTopic
+        if the topic was deleted, SequenceGap if earlier batches are missing, UnknownProducer for an expired id.
         """
         active, store = self._active, self._store
         transaction = store.transactions.get(epoch)
@@ -222,8 +226,10 @@ class TransactionCommandHandler:
         """Prepare a transaction; calls `done(PrepareResult)` once the prepare record is durable. May be repeated.
 
         `ttl_ms`: how long a member of a commit group may stay prepared; None: the default. `offsets`: consumer offsets
-        to commit with the transaction. Errors: UnknownTransaction, StaleEpoch, TransactionState, TransactionCommitted,
-        TransactionRolledBack, HeuristicOutcome, UnknownTopic, Fenced, NotAllowed, GroupStale, GroupFenced.
+        to commit with the transaction. Errors: UnknownTransaction if the transaction is not known, StaleEpoch if only a
+        newer one of its name is known; TransactionCommitted, TransactionRolledBack or HeuristicOutcome if it has ended;
+        TransactionState if the write of a batch failed; UnknownTopic if a topic was deleted; Fenced or NotAllowed if
+        the offsets may not be committed; GroupStale for a committed sequence, GroupFenced for an aborted run.
         """
         transaction = self._active.find_live(xid, epoch)
         if transaction is None:
@@ -396,8 +402,8 @@ class TransactionCommandHandler:
     def rollback(self, xid: str, epoch: int, heuristic: bool, done: DoneCallback) -> None:
         """Roll back an open or prepared transaction; calls `done(RollbackResult)`.
 
-        `heuristic`: an operator rolls back a prepared transaction. Errors: UnknownTransaction, StaleEpoch,
-        TransactionCommitted, HeuristicOutcome.
+        `heuristic`: an operator rolls back a prepared transaction. Errors: UnknownTransaction if the transaction is not
+        known, StaleEpoch if only a newer one of its name is known, TransactionCommitted, HeuristicOutcome.
         """
         transaction = self._active.find_live(xid, epoch)
         if transaction is None:
@@ -557,7 +563,7 @@ class TransactionCommandHandler:
     def _reply_repeated(
         self, epoch: int, state: str, request: TransactRequest, session: Caller, done: DoneCallback
     ) -> bool:
-        """If `request` was executed before, reply and return True. Raises `Wait` while the first record is written."""
+        """If `request` was executed before, reply and return True. Raises `Wait` while its record is being written."""
         transaction = self._store.transactions.get(epoch)
         progress = None
         if transaction is not None:
@@ -602,7 +608,7 @@ class TransactionCommandHandler:
         return self._active.destination.check_offsets(offsets, session) if offsets else []
 
     def _reserve(self, transaction: Transaction, groups: list[GroupPositions]) -> None:
-        """Reserve space at all targets and lock the offsets. Raises UnknownTopic, StorageStopped, DiskFull."""
+        """Reserve space at all targets and lock the offsets; raise an error if a target is deleted, stopped or full."""
         runtime = runtime_state(transaction)
         if groups:
             self._active.destination.check_space(OFFSETS_KEY, 0)
@@ -613,7 +619,7 @@ class TransactionCommandHandler:
     def _submit(
         self, transaction: Transaction, call: Callable[[WrittenCallback], None], written: WrittenCallback
     ) -> None:
-        """Like `ActiveTransactions.submit`, but release the reserved space and the offset locks after an exception."""
+        """Call `ActiveTransactions.submit`. If it raises an error, release the reserved space and the offset locks."""
         try:
             self._active.submit((transaction,), call, written)
         except Exception:

@@ -46,7 +46,9 @@ class CommitGroupCommands:
         """Commit all transactions that the request names, atomically; calls `done(GroupCommitResult)`.
 
         The same record rolls back the other prepared members of the group with this or a lower sequence. Errors:
-        GroupStale, GroupFenced, GroupIncomplete, NotAllowed, BadRequest.
+        GroupStale if a later sequence is committed, or this one with another number of rows; GroupFenced if the run was
+        aborted; GroupIncomplete if a named transaction is not prepared or has lost messages; NotAllowed for a new group
+        above the limit of groups; BadRequest if a transaction is named twice or the request exceeds a limit.
         """
         group, sequence, run, names, rows, other_total = request
         self._wait_for_records(group)
@@ -74,7 +76,7 @@ class CommitGroupCommands:
         self._submit(group, (*members, *dropped), call, written, done)
 
     def _require_members(self, request: GroupCommitRequest) -> list[Transaction]:
-        """Return the transactions that the request names. Raises GroupIncomplete unless all are prepared and intact."""
+        """Return the named transactions. Raises GroupIncomplete if one is no prepared member or has lost messages."""
         if self._store.stopped is not None:
             raise rejections.journal_stopped(self._store.stopped)
         strangers = set(
@@ -163,7 +165,7 @@ class CommitGroupCommands:
     def abort(self, group: str, sequence: int, run: str, done: DoneCallback) -> None:
         """Fence a run (reject its requests from now on) and roll back its members; calls `done(GroupAbortResult)`.
 
-        If the group has committed `sequence` already, nothing is changed. Errors: NotAllowed.
+        If the group has committed `sequence` already, nothing is changed. Error NotAllowed: too many groups or runs.
         """
         self._wait_for_records(group)
         if self._store.commit_groups.is_committed(group, sequence):

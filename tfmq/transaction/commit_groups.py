@@ -102,7 +102,7 @@ class CommitGroups:
         """Return the commit of this sequence; None if the sequence is new.
 
         Raises GroupStale if a later sequence is committed, or if this sequence is committed with another number of rows
-        and `other_total` is false; GroupFenced if the run was aborted; NotAllowed for a new group above the limit.
+        and `other_total` is false; GroupFenced if the run was aborted; NotAllowed if a new group is one too many.
         """
         known = self._find_or_require_room(group)
         if known is None:
@@ -119,7 +119,7 @@ class CommitGroups:
         return None
 
     def is_committed(self, group: str, sequence: int) -> bool:
-        """Return whether `sequence` or a later one is committed. Raises NotAllowed for a new group above the limit."""
+        """Return whether `sequence` or a later one is committed. Raises NotAllowed if a new group is one too many."""
         known = self._find_or_require_room(group)
         return known is not None and known.last_commit is not None and sequence <= known.last_commit.sequence
 

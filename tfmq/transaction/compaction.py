@@ -34,7 +34,7 @@ LIVE_FACTOR: Final = 4
 FILES_MIN: Final = 8
 """Compaction does not begin while all files together are smaller than this many full files."""
 EMPTY_FACTOR: Final = 2
-"""Batches are copied from files of which less than 1/EMPTY_FACTOR is live. Above LIVE_FACTOR such a file exists."""
+"""Batches are copied from files of which less than 1/EMPTY_FACTOR is live. There is one when compaction begins."""
 
 BYTES_PER_STEP: Final = 1 << 20
 """Bytes of batches that one step copies; the broker does other work before the next step."""

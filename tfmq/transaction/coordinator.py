@@ -28,8 +28,8 @@ class TransactionCoordinator(TransactionCommandHandler):
     `mark_ready` was called, and in each turn until `recover` or `stop` is done.
 
     `settings`: the keys `transaction.*` of the configuration without that prefix. `limits`: the limits by name. A
-    command raises no error, but passes it to `done`. Each command lists its own errors; every command that writes may
-    also pass StorageStopped, DiskFull and Busy.
+    command passes its error to `done` and does not raise it. Each command lists its own errors; every command that
+    writes may also pass StorageStopped, DiskFull and Busy.
     """
 
     def __init__(

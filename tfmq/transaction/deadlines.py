@@ -59,7 +59,7 @@ class Deadlines(EpochHeap):
         self._cancel_timer()
 
     def _start_timer(self) -> None:
-        """Start the timer for the lowest heap entry. If it is obsolete when the timer fires, only restart the timer."""
+        """Start the timer for the lowest heap entry. If the entry is obsolete by then, only start the timer again."""
         if not self._heap:
             return
         due = self._heap[0][0]

@@ -100,7 +100,7 @@ class ForgetRecord(_Step):
 
 
 class EpochLeaseRecord(NamedTuple):
-    """Lease of epochs: all epochs below `end` may be in use. `Outcomes` uses the `key` of the first such record."""
+    """Lease of epochs: all epochs below `end` may be in use. `Outcomes` hashes names with the first record's `key`."""
 
     end: int
     time_ms: int

@@ -83,7 +83,7 @@ class WriteRequest:
 class JournalWriter:
     """Writes queued items to the transaction journal. Used by one thread only.
 
-    The items queued during a turn are written in one append, or in several above APPEND_BYTES. Each item is in the
+    The items queued during a turn are written in one append, or in several of up to APPEND_BYTES. Each item is in the
     journal completely or not at all. After an append its entries are applied to the table, then the `written` callbacks
     are called. While a worker starts a new journal file, the items wait in the queue, with copies of their data. If an
     append fails, all queued items fail, because a later item may have been accepted only because of an earlier one.

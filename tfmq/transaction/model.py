@@ -87,7 +87,7 @@ def pack_locations(words: "array[int]") -> bytes:
 
 
 def unpack_locations(data: bytes) -> BatchLocations:
-    """Decode the result of `pack_locations`. Raises ValueError."""
+    """Decode the result of `pack_locations`. Raises ValueError if `data` ends inside a location."""
     locations = BatchLocations()
     locations.frombytes(data)
     if len(locations) % WORDS_PER_BATCH:

@@ -117,7 +117,7 @@ class Outcomes:
         self.expired_epoch = ALL_EPOCHS
 
     def mark_epochs_leased(self, end: int) -> None:
-        """Note that epochs below `end` are leased. After a loss of entries, only outcomes below it may be missing."""
+        """Note that epochs below `end` are leased. After a loss of entries, only their outcomes may be missing."""
         if self.expired_epoch == ALL_EPOCHS:
             self.expired_epoch = end - 1
 

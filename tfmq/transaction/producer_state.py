@@ -38,8 +38,8 @@ class ProducerState:
     """State of one producer id. The snapshot has the fields in the same order.
 
     `sequence_epoch`: epoch of the id's latest transaction with messages; `first_sequence`: sequence of the first
-    message in it. `last_number`, `last_epoch`, `last_state`: of the id's latest transaction with a record, the number
-    of the begin request, the epoch and the state. `seen_ms`: time of the id's last journal entry, or NOT_STAMPED.
+    message in it. `last_epoch`: epoch of the id's latest transaction with a record; `last_number`: number of its begin
+    request; `last_state`: its state. `seen_ms`: time of the id's last journal entry, or NOT_STAMPED.
     """
 
     next_sequence: int = 0
@@ -112,7 +112,8 @@ class ProducerStates:
     def is_duplicate(self, producer_id: int, epoch: int, sequence: int, count: int, now_ms: int) -> bool:
         """Return whether this batch is already in the transaction or queued; False if the batch is the next one.
 
-        Raises SequenceGap, UnknownProducer; BadRequest if a part of the batch is new, or was in another transaction.
+        Raises SequenceGap if earlier batches are missing, UnknownProducer if the producer id may have expired, and
+        BadRequest if only a part of the batch is new, or if the batch was sent in another transaction.
         """
         known = self._sequences(producer_id)
         if known is None:

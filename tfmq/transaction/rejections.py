@@ -102,7 +102,7 @@ def lost(xid: str, lost: int, messages: int) -> Damaged:
 
 
 def lost_since(xid: str, state: str, lost: int, messages: int) -> Damaged:
-    """Return the error for a committed transaction that lost messages, some perhaps before its partitions had them."""
+    """Return the error for a committed transaction that lost messages, perhaps before its partitions had them all."""
     sentence = (
         f"The transaction {xid or 'without a name'} is committed, but damage in the transaction journal took up to"
         f" {lost} of its {messages} messages before their partitions had them. Look at what its topics have."

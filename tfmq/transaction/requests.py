@@ -10,7 +10,7 @@ DoneCallback: TypeAlias = Callable[[Any, BaseException | None], None]
 
 
 class Caller(Protocol):
-    """The client session that sends a request. Hashed by identity."""
+    """The client session that sends a request. As a key of a dict, each session object differs from all others."""
 
     @property
     def identity(self) -> str:
@@ -65,7 +65,7 @@ class CommitResult(NamedTuple):
     `dropped`: number of messages not delivered because their topic was deleted. `offsets`: the offset of each batch in
     the order sent, -1 if it is not known or not durable; [] for more than 4096 batches and after a restart. `repeated`:
     an earlier request has committed the transaction. `delayed`: index of a delayed batch -> where the batch is stored,
-    for the batches of which this is known. `lost`: number of messages lost by damage, if an operator commits.
+    for the batches of which this is known. `lost`: number of messages lost by damage; 0 unless an operator commits.
     """
 
     state: str

@@ -114,7 +114,7 @@ def read_slices(
 def slice_cached(
     batches: Sequence[Batch], rows: "array[int]", log_id: int, after: int, slice_bytes: int = SLICE_BYTES
 ) -> list[Slice]:
-    """Like `read_slices`, but for a transaction whose `batches` are in memory."""
+    """Return the slices that `read_slices` would yield, for a transaction whose `batches` are in memory."""
     slicing = _SliceBuilder(slice_bytes, never_split=log_id == ARRIVALS_KEY)
     found: list[Slice] = []
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
@@ -137,7 +137,8 @@ def read_slices_nowait(
 ) -> list[Slice] | None:
     """Return the slices of `read_slices` as a list; None if a worker must read them.
 
-    This is so above ENTRIES_PER_READ or SLICE_BYTES, if messages are lost, or if `read` returns None for an entry.
+    A worker must read them if there are more than ENTRIES_PER_READ entries or SLICE_BYTES, if messages are lost, or if
+    `read` returns None because it would have to wait for the disk.
     """
     start = first_row(rows, after)
     if len(rows) - start > ENTRIES_PER_READ * ROW_WORDS:

@@ -26,7 +26,7 @@ VERSION: Final = 1
 NAME: Final = "the snapshot of the transactions"
 
 YIELD_ROWS: Final = 64
-"""Number of rows (0.2 ms) after which the encoding worker lets the broker's thread run, earlier than Python does."""
+"""Number of rows (0.2 ms) after which the encoding worker pauses, so that the broker's thread runs."""
 
 
 class SnapshotHead(NamedTuple):
@@ -73,7 +73,7 @@ def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable
 
 
 DURABLE_STATES: Final = {states.PREPARING: states.OPEN, states.COMMITTED: states.APPLYING}
-"""State without a journal record -> state in the snapshot instead. `_row` replaces COMMITTING and ROLLING_BACK."""
+"""State without a record -> state in the snapshot. `_row` replaces COMMITTING and ROLLING_BACK by OPEN or PREPARED."""
 
 
 def _row(

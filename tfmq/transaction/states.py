@@ -99,7 +99,7 @@ class InvalidTransition(ValueError):
 
 
 def next_state(state: str, event: str) -> State:
-    """Return the state that follows `state` on `event`. Raises InvalidTransition."""
+    """Return the state that follows `state` on `event`. Raises InvalidTransition if `state` does not permit `event`."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:

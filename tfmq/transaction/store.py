@@ -32,7 +32,7 @@ EPOCH_RANGE: Final = 1 << 20
 """Number of epochs leased at once. Each start leases a range; epochs have 63 bits, enough for any number of starts."""
 
 RENEW_BELOW: Final = EPOCH_RANGE // 2
-"""If fewer leased epochs are left than this, the next range is leased. This must be durable before none is left."""
+"""If fewer leased epochs are left than this, the next range is leased, to be durable before none is left."""
 
 LEASE_PENDING = (
     "The broker's transaction journal is being written; new transactions wait for it. Try again in a moment."
@@ -73,7 +73,7 @@ class EpochAllocator:
         self._next, self._end = first, end
 
     def allocate(self) -> int:
-        """Allocate an epoch. If none is left: raises Busy during a lease, else DiskFull or StorageStopped."""
+        """Allocate an epoch. If none is left, raises Busy; if the last lease has failed, DiskFull or StorageStopped."""
         if self._end - self._next < RENEW_BELOW and not self._leasing:
             self._leasing = True
             end = self._end + EPOCH_RANGE
@@ -113,8 +113,9 @@ class TransactionStore:
     The constructor opens or creates the journal in the existing `folder`, recovers it and leases epochs durably. It
     rolls back open transactions and puts prepared and committed ones into `transactions`. `settings`: the keys
     `transaction.*` of the configuration, without that prefix. `decision_time` returns the time for a commit record, in
-    ms since 1970; the delays of delayed messages in the transaction count from this time. Raises Corrupt (with file and
-    position; nothing was changed), NewerFormat, Full, Stopped, OSError.
+    ms since 1970; the delays of delayed messages in the transaction count from this time. Raises Corrupt if the journal
+    is damaged (with file and position; nothing was changed), NewerFormat if a later version wrote the journal, Full
+    without space for a new journal, and Stopped or OSError if the disk fails.
 
     Every durable change is made by applying a journal entry, both in recovery and after it. The records of a turn are
     queued; `write()` writes them in one append, applies them in order and calls their callbacks. While a record is
@@ -217,11 +218,11 @@ class TransactionStore:
     # Records of changes
 
     def begin(self, origin: Origin) -> Transaction:
-        """Create an open transaction with a new epoch, in memory only. Raises what `EpochAllocator.allocate` raises."""
+        """Create an open transaction, in memory only. Raises Busy, DiskFull or StorageStopped if no epoch is left."""
         return self._table.add_open(self._epochs.allocate(), origin)
 
     def discard(self, transaction: Transaction) -> None:
-        """Remove an open transaction without a record or an outcome. Raises InvalidTransition."""
+        """Remove an open transaction; write no record, store no outcome. Raises InvalidTransition if it is not open."""
         states.next_state(transaction.state, states.FINISH_EMPTY)
         self._table.remove(transaction)
 
@@ -388,7 +389,7 @@ class TransactionStore:
         self._writer.enqueue(journal_records.GroupForgetRecord(group, self._clock.wall_ms()), written)
 
     def _request_end(self, members: Sequence[Transaction], dropped: Sequence[Transaction]) -> None:
-        """Set `members` to committing and `dropped` to rolling_back; InvalidTransition unless all are prepared."""
+        """Set `members` to committing, `dropped` to rolling_back. Raises InvalidTransition unless all are prepared."""
         for transactions, event in (members, states.COMMIT), (dropped, states.ROLLBACK):
             for each in transactions:
                 if each.state != states.PREPARED:
@@ -443,14 +444,14 @@ class TransactionStore:
     ) -> Iterator[Slice]:
         """Yield the decision's messages for the partition `log_id` above ordinal `after`, verified, slice by slice.
 
-        May be called in any thread. Raises OSError, Corrupt.
+        May be called in any thread. Raises Corrupt if the journal is damaged, OSError if the disk fails.
         """
         return slicer.read_slices(self._journal.read, decision.partition_rows(log_id), log_id, after, slice_bytes)
 
     def read_slices_nowait(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> list[Slice] | None:
-        """Return the slices of `read_slices`, or None if a worker must read them (see `slicer`). Raises Corrupt."""
+        """Return the slices of `read_slices`; None if a worker must read them. Raises Corrupt if they are damaged."""
         cached = decision.transactions[0].cached_batches
         rows = decision.partition_rows(log_id)
         if cached is not None:

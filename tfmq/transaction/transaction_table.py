@@ -149,7 +149,7 @@ class TransactionTable:
         return transaction
 
     def change_state(self, transaction: Transaction, event: str) -> None:
-        """Move a transaction to the state that follows `event`. Raises InvalidTransition."""
+        """Move a transaction to the state that follows `event`. Raises InvalidTransition if there is no such state."""
         state = states.next_state(transaction.state, event)
         self.state_counts[transaction.state] -= 1
         self.state_counts[state] += 1
@@ -421,7 +421,7 @@ class TransactionTable:
     # The interface journal.wal.store.JournalState
 
     def load(self, data: bytes) -> None:
-        """Restore the encoded result of `dump`; b"" stands for an empty journal. Raises ValueError, NewerFormat."""
+        """Restore the encoded result of `dump` (b"": empty). Raises ValueError if malformed, NewerFormat if too new."""
         self.clear()
         for part in self._parts:
             part.clear()
