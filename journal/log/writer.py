@@ -89,8 +89,14 @@ class LogWriter:
                 # the new epoch.
                 position = position._replace(epoch=self._segment_set.epoch)
                 append = build_append(batches, source, position)
-        self._write(append)
-        self._advance(append)
+        try:
+            self._write(append)
+            self._advance(append)
+        except JournalError:
+            raise  # Nothing of the append is in the file, or the log is stopped.
+        except BaseException:
+            self._truncate_to_end()
+            raise
         if source.kind not in (SOURCE_PLAIN, SOURCE_SUCCESSION):
             key, at, segment_set = (source.kind, source.id), (source.high, source.low), self._segment_set
             with segment_set.lock:
@@ -115,7 +121,7 @@ class LogWriter:
         work = self.prepare(size_bound)
         if work is not None:
             work()
-        size, position = self._segment_set.active.size, self._append_position()
+        position = self._append_position()
         first, runs, index = position.ordinal, [], 0
         append = None
         try:
@@ -125,17 +131,12 @@ class LogWriter:
                 runs += [(index + record, offset) for record, offset in append.results[0].positions]
                 index += batch.count
                 position = position._replace(offset=append.end, ordinal=append.end_ordinal)
-        except (JournalError, OSError):
-            # If the log is stopped, its recovery truncates the segment instead.
-            if self._segment_set.stopped is None:
-                try:
-                    self._segment_set.active.truncate(size)
-                except (OSError, Full) as error:
-                    raise self.stop(f"an append could not be undone: {error}") from error
+            if append is None:
+                raise ValueError("an empty append")
+            self._advance(append)
+        except BaseException:
+            self._truncate_to_end()
             raise
-        if append is None:
-            raise ValueError("an empty append")
-        self._advance(append)
         return Appended(runs, first, append.end, position.append_time)
 
     def snapshot(self) -> Snapshot:
@@ -162,6 +163,20 @@ class LogWriter:
             self._segment_set.segments[-1].append(append.buffers, append.trailers)
         except OSError as error:
             raise self.stop(f"a write failed: {error}") from error
+
+    def _truncate_to_end(self) -> None:
+        """Truncate what a failed append has written after the log's end. If that fails, stop the log."""
+        # Otherwise the next append would be written after these bytes, not at its offset, and a restart would lose it.
+        segment_set = self._segment_set
+        if segment_set.stopped is not None:
+            return  # Recovery truncates the segment.
+        try:
+            segment_set.active.truncate(segment_set.end - segment_set.active.base)
+        except (OSError, Full) as error:
+            raise self.stop(f"an append could not be undone: {error}") from error
+        except BaseException as error:
+            self.stop(f"an append could not be undone: {error!r}")
+            raise
 
     def _advance(self, append: PreparedAppend) -> None:
         segment_set = self._segment_set

@@ -410,8 +410,8 @@ APPENDS_AND_READS: Final = (
         "stream-not-taken-back",
         "a streamed append that fails leaves no bytes",
         "journal/log/writer.py",
-        "            if self._segment_set.stopped is None:\n                try:\n",
-        "            if False:\n                try:\n",
+        "        if segment_set.stopped is not None:\n            return  # Recovery",
+        "        if segment_set.stopped is None:\n            return  # Recovery",
         ["tests/journal/log/test_log.py", "tests/journal/log/test_writer.py"],
     ),
     Mutant(
@@ -522,6 +522,29 @@ APPENDS_AND_READS: Final = (
     ),
 )
 
+FAILED_APPENDS: Final = (
+    Mutant(
+        "slices-of-a-failed-append-kept",
+        "an append that fails for any reason leaves nothing in its log",
+        "journal/log/writer.py",
+        (
+            "            self._advance(append)\n"
+            "        except BaseException:\n"
+            "            self._truncate_to_end()\n"
+            "            raise\n"
+            "        return "
+        ),
+        (
+            "            self._advance(append)\n"
+            "        except (JournalError, OSError):\n"
+            "            self._truncate_to_end()\n"
+            "            raise\n"
+            "        return "
+        ),
+        ["tests/journal/log/test_writer.py"],
+    ),
+)
+
 ROLLS: Final = (
     Mutant(
         "segment-of-a-roll-cut-short-used-without-its-name",
@@ -533,4 +556,4 @@ ROLLS: Final = (
     ),
 )
 
-JOURNAL: Final = CHECKS + APPENDS_AND_READS + ROLLS
+JOURNAL: Final = CHECKS + APPENDS_AND_READS + FAILED_APPENDS + ROLLS

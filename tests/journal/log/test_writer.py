@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import BadBatch, Full, Stopped
+from journal.log.index import SegmentIndex
 from journal.log.writer import AppendPosition, PreparedAppend, build_append, size_bound
 from journal.record.batch import BLOCK_SIZE_MAX, PLAIN, Batch, Source
 from journal.record.block import blocks_of
@@ -39,7 +40,13 @@ def test_work_that_comes_after_a_stop_does_nothing() -> None:
     assert log.segment_count == 1
 
 
-def test_slices_that_fail_in_the_middle_are_taken_back() -> None:
+def sends_after_a_failed_append_are_kept(bench: Bench) -> bool:
+    bench.send()
+    return bench.read_all() == bench.expected(0, 2) and bench.kill().count == 2
+
+
+@pytest.mark.parametrize("error", [BadBatch("to see"), MemoryError(), RuntimeError(), KeyboardInterrupt()], ids=repr)
+def test_slices_that_fail_in_the_middle_are_taken_back(error: BaseException) -> None:
     bench = Bench()
     log = bench.open()
     bench.send()
@@ -47,13 +54,46 @@ def test_slices_that_fail_in_the_middle_are_taken_back() -> None:
     def broken() -> Iterator[Batch]:
         yield make_batch(100, producer_id=3)
         yield make_batch(100, producer_id=3, sequence=100)
-        raise BadBatch("to see")
+        raise error
 
-    with pytest.raises(BadBatch):
+    with pytest.raises(type(error)):
         log._writer.append_slices(broken(), 100_000)
+    assert sends_after_a_failed_append_are_kept(bench)
+
+
+@pytest.mark.parametrize("method", ["add", "write"])
+def test_an_append_that_fails_after_its_write_is_taken_back(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    log = bench.open()
     bench.send()
-    assert bench.read_all() == bench.expected(0, 2)
-    assert bench.kill().count == 2
+
+    def broken(*_: object) -> None:
+        patched.undo()
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        log._writer._segment_set.active.index.is_due = True  # so that the index file is written, too
+        patched.setattr(SegmentIndex, method, broken)
+        with pytest.raises(MemoryError):
+            log.append([make_batch(100, producer_id=3)])
+    assert sends_after_a_failed_append_are_kept(bench)
+
+
+def test_a_log_stops_if_what_a_failed_append_has_written_cannot_be_truncated() -> None:
+    bench = Bench()
+    log = bench.open()
+    bench.send()
+
+    def broken() -> Iterator[Batch]:
+        yield make_batch(100, producer_id=3)
+        bench.disk.faults.fail("truncate", path=".zxQueue")
+        raise MemoryError
+
+    with pytest.raises(Stopped, match="could not be undone"):
+        log._writer.append_slices(broken(), 100_000)
+    assert log.stopped is not None and "could not be undone" in log.stopped
+    log.resume()
+    assert sends_after_a_failed_append_are_kept(bench)
 
 
 def test_a_full_disk_leaves_sources_ordinals_and_times_as_they_were() -> None:
