@@ -307,11 +307,11 @@ class JournalStore:
         self._writable()
         if self._checkpoint_running:
             raise RuntimeError("a checkpoint of the transaction journal is running")
-        self._checkpoint_running = True
         lsn, live, state = self._files.end, self._listed_files(), self._state.dump()
+        self._checkpoint_running = True
         return lambda: self._write_checkpoint(lsn, live, state)
 
-    def checkpoint_done(self, error: Exception | None) -> None:
+    def checkpoint_done(self, error: BaseException | None) -> None:
         """Record in the owner's thread that the work of `checkpoint` has ended, with `error` or None."""
         self._checkpoint_running = False
         now = self._clock.monotonic()

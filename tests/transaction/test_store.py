@@ -684,6 +684,25 @@ def test_a_checkpoint_that_fails_loses_nothing(kind: str, error: int) -> None:
     assert life.payloads(life.store.transactions[1].decision).endswith(b"kept")
 
 
+def test_a_checkpoint_comes_after_one_that_ended_with_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(lazy=True, journal_file_bytes=8192)
+
+    def fails(_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.journal._snapshots, "write", fails)
+        begin_checkpoint(store)
+        with pytest.raises(MemoryError):
+            store.work()
+    store.clock.advance(60)
+    assert store.journal.checkpoint_due
+    before = store.journal._checkpoint.snapshots[0].lsn
+    store.store.run_housekeeping()
+    store.work()
+    assert store.journal._checkpoint.snapshots[0].lsn > before
+
+
 def test_none_begins_while_one_is_written() -> None:
     store = Store(lazy=True, journal_file_bytes=8192)
     begin_checkpoint(store)

@@ -495,12 +495,12 @@ class TransactionStore:
 
     def _checkpoint_done(self, _: Any, error: BaseException | None) -> None:
         self._is_checkpoint_running = False
+        self._journal.checkpoint_done(error)
         if isinstance(error, JournalError | OSError):
             # The previous checkpoint stays valid, and its files are kept. The next checkpoint is tried when it is due.
             logger.error("a checkpoint of the transaction journal failed: %s", error)
         elif error is not None:
             raise error
-        self._journal.checkpoint_done(error)
 
     def transactions_after(self, after_epoch: int = 0) -> Iterator[Transaction]:
         transactions = self.transactions

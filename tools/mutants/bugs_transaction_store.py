@@ -321,6 +321,18 @@ SLICES: Final = (
         "last = plan[-3] + (plan[-2] >> SIZE_BITS)",
         "tests/transaction/test_model.py",
     ),
+    _bug(
+        "an-unexpected-error-ends-all-checkpoints",
+        "after a checkpoint that failed for any reason, the next one is made",
+        "tfmq/transaction/store.py",
+        ("        self._journal.checkpoint_done(error)\n        if isinstance(error, JournalError | OSError):\n"),
+        (
+            "        if error is None or isinstance(error, JournalError | OSError):\n"
+            "            self._journal.checkpoint_done(error)\n"
+            "        if isinstance(error, JournalError | OSError):\n"
+        ),
+        "tests/transaction/test_store.py",
+    ),
 )
 
 TRANSACTION_STORE: Final = LEDGER + SNAPSHOTS + STREAMS + SLICES

@@ -710,6 +710,23 @@ def test_a_checkpoint_is_due_after_so_many_bytes_and_never_while_one_is_under_wa
     assert not journal.store.checkpoint_due
 
 
+def test_a_checkpoint_that_could_not_capture_the_state_is_not_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = opened()
+    while not journal.store.checkpoint_due:
+        journal.send()
+
+    def fails() -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal.store._state, "dump", fails)
+        with pytest.raises(MemoryError):
+            journal.store.checkpoint()
+    assert journal.store.checkpoint_due
+    journal.checkpoint()
+    assert not journal.store.checkpoint_due
+
+
 def test_a_checkpoint_is_due_now_and_then_as_long_as_files_could_go() -> None:
     journal = opened().sent(7)
     journal.checkpoint()
