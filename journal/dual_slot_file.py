@@ -34,8 +34,10 @@ class DualSlotFile:
         self._disk = disk
         self._sequence: int | None = None
         self._next_slot = 1
-        self._was_fsynced = False
+        self._earlier_writes_durable = False
         """False until the first write, which first fsyncs an existing file: its bytes may not be durable yet."""
+        self._name_durable = False
+        """False until the first fsynced write, which also fsyncs the folder: an unsynced write may have created the file."""
 
     def read(self) -> tuple[int, bytes] | None:
         """(sequence, payload) of the newest valid slot; None if both slots are empty; otherwise Corrupt is raised."""
@@ -78,16 +80,17 @@ class DualSlotFile:
         made = not self._disk.exists(self.path)
         file = self._disk.create(self.path) if made else self._disk.open_write(self.path)
         try:
-            if not made and not self._was_fsynced:
+            if not made and not self._earlier_writes_durable:
                 file.force()
             write_all(file, [slot], self._next_slot * SLOT_SIZE)
             if fsync:
                 file.force()
         finally:
             file.close()
-        if made and fsync:
+        if fsync and not self._name_durable:
             self._disk.force_folder(self.path.rpartition("/")[0] or ".")
-        self._was_fsynced = True
+            self._name_durable = True
+        self._earlier_writes_durable = True
         self._sequence = sequence
         if fsync:
             self._next_slot = 1 - self._next_slot

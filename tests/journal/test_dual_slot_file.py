@@ -76,6 +76,35 @@ def test_a_process_that_comes_later_trusts_nothing_that_it_did_not_force(disk: S
     assert {_letter(state) for state in crash_states(disk, 500, seeded("later"))} == {"b", "c"}
 
 
+def test_a_fsynced_write_makes_the_name_durable_also_of_a_file_that_an_unsynced_one_created(
+    disk: SimulatedDisk,
+) -> None:
+    slots = DualSlotFile(disk, PATH)
+    slots.write(b"a", fsync=False)
+    slots.write(b"b", fsync=True)
+    assert _letter(disk.crash(keep="nothing")) == "b"
+    before = disk.faults.counts["force_folder"]
+    slots.write(b"c", fsync=True)
+    assert disk.faults.counts["force_folder"] == before, "once is enough"
+
+
+def test_a_fsynced_write_makes_the_name_durable_also_of_a_file_of_a_process_that_was_killed(
+    disk: SimulatedDisk,
+) -> None:
+    DualSlotFile(disk, PATH).write(b"a", fsync=False)
+    DualSlotFile(disk, PATH).write(b"b", fsync=True)
+    assert _letter(disk.crash(keep="nothing")) == "b"
+
+
+def test_a_failed_fsync_of_the_folder_is_made_up_for_by_the_next_write(disk: SimulatedDisk) -> None:
+    slots = DualSlotFile(disk, PATH)
+    disk.faults.fail("force_folder")
+    with pytest.raises(OSError, match="Input/output"):
+        slots.write(b"a", fsync=True)
+    slots.write(b"b", fsync=True)
+    assert _letter(disk.crash(keep="nothing")) == "b"
+
+
 def _letter(disk: SimulatedDisk) -> str:
     found = DualSlotFile(disk, PATH).read()
     assert found is not None

@@ -356,6 +356,14 @@ CHECKS: Final = (
         ["tests/journal/log/test_segment.py"],
     ),
     Mutant(
+        "name-of-an-unsynced-mark-never-durable",
+        "after a fsynced write of the mark, its name survives a power cut",
+        "journal/dual_slot_file.py",
+        "        if fsync and not self._name_durable:\n",
+        "        if fsync and made:\n",
+        ["tests/journal/test_dual_slot_file.py"],
+    ),
+    Mutant(
         "mark-checksum-unchecked",
         "a damaged mark is never used",
         "journal/dual_slot_file.py",
