@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from tfmq import apply_queue
 from tfmq.apply_queue import RETRY_SECONDS, RETRY_SECONDS_MAX, InFlightLimit
 from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, AppendDelayed, AppliedCallback, Effect
 from tfmq.errors import StorageStopped
+from tfmq.transaction import applier
 from tfmq.transaction.applier import CHUNKED_MAX, LATE_SECONDS, TURN_BYTES
+from tfmq.transaction.model import Decision
 
 
 def test_a_commit_is_answered_when_every_target_has_its_part() -> None:
@@ -531,6 +534,47 @@ def test_the_first_pause_is_short() -> None:
     rig.targets.target(ORDERS).full = False
     rig.advance(RETRY_SECONDS)
     assert rig.visible() == [b"m"]
+
+
+@pytest.mark.parametrize("inline_max", [applier.COUNTED_INLINE_MAX, 0], ids=["inline", "in a worker"])
+def test_a_decision_whose_targets_cannot_be_computed_is_tried_again_and_holds_up_those_behind_it_in_words(
+    inline_max: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(applier, "COUNTED_INLINE_MAX", inline_max)
+    rig = Rig()
+    tries: list[float] = []
+
+    def fails(_: Decision) -> None:
+        tries.append(rig.clock.monotonic())
+        raise MemoryError
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.ERROR, "tfmq.transaction"):
+        patched.setattr(Decision, "compute_targets", fails)
+        assert rig.transact([(ORDERS, [b"1"])]).state == "applying"
+        assert rig.transact([(ORDERS, [b"2"])]).state == "applying", "it may not overtake the first one"
+        for _ in range(5):
+            rig.advance(RETRY_SECONDS_MAX)
+        assert "MemoryError" in caplog.text
+    assert [after - before for before, after in pairwise(tries)][:2] == [RETRY_SECONDS, 2 * RETRY_SECONDS]
+    assert rig.visible() == [] and len(tries) < 12
+    rig.advance(RETRY_SECONDS_MAX)
+    assert rig.visible() == [b"1", b"2"]
+    assert rig.transact([(ORDERS, [b"3"])]).state == "committed"
+    assert rig.store.state_counts["applying"] == 0
+
+
+def test_a_stop_does_not_wait_for_targets_that_cannot_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+
+    def fails(_: Decision) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Decision, "compute_targets", fails)
+        rig.transact([(ORDERS, [b"1"])])
+        rig.stop()
+    rig.start()
+    assert rig.visible() == [b"1"]
 
 
 def test_a_stop_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +17,7 @@ from journal.errors import Closed, Corrupt
 from journal.record.batch import Batch, Source
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import SEQUENCE_BITS
-from tfmq.apply_queue import ApplyQueue, ApplyQueues, InFlightLimit
+from tfmq.apply_queue import RETRY_SECONDS, RETRY_SECONDS_MAX, ApplyQueue, ApplyQueues, InFlightLimit
 from tfmq.apply_target import (
     ARRIVALS_KEY,
     OFFSETS_KEY,
@@ -33,6 +33,7 @@ from tfmq.apply_target import (
     StoredDelayedBatch,
     Timers,
 )
+from tfmq.backoff import Backoff
 from tfmq.errors import NOT_DONE, StorageStopped
 from tfmq.transaction.apply_progress import ApplyProgress, ApplyTask, FlushTracker
 from tfmq.transaction.model import Slice, TargetPart
@@ -79,6 +80,9 @@ class Applier(ApplyQueues["TargetQueue"]):
         self._release_space, self._on_applied = release_space, on_applied
         self._starting: deque[ApplyProgress] = deque()
         """Decisions without tasks in the queues yet, because a worker computes the targets of the first of them."""
+        self._start_backoff: Backoff | None = None
+        self._start_timer: Any = None
+        """Timer of the pause after the targets of the first one could not be computed; None if there is no pause."""
         self._turn_bytes = 0
         self.due_words = 0
         self._late: deque[tuple[float, ApplyProgress]] = deque()
@@ -88,27 +92,52 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Adding decisions to the queues of their targets
 
     def start(self, progress: ApplyProgress) -> None:
-        """Add the tasks of a durable decision to the queues of its targets, after those of all earlier decisions."""
+        """Add the tasks of a durable decision to the queues of its targets, after those of all earlier decisions.
+
+        If the targets of a decision cannot be computed, this is logged and tried again after a pause, without limit.
+        All later decisions wait for it: if one was applied first, a target that both have in common would count the
+        effects of the earlier one as applied, and they would be lost. The replies to all of them have the state
+        "applying".
+        """
         self._starting.append(progress)
-        if len(self._starting) == 1:
+        if self._start_timer is not None:
+            progress.notify_late()
+        elif len(self._starting) == 1:
             self._start_next()
 
     def _start_next(self) -> None:
+        self._start_timer = None
         while self._starting:
             decision = self._starting[0].decision
             if decision.batch_count > COUNTED_INLINE_MAX:
                 self.run(decision.compute_targets, self._count_done)
                 return
-            self._start_decision(self._starting.popleft())
+            try:
+                targets = decision.targets
+            except Exception as error:
+                self._start_failed(error)
+                return
+            self._start_backoff = None
+            self._start_decision(self._starting.popleft(), targets)
 
     def _count_done(self, result: None, error: BaseException | None) -> None:
         if error is not None:
-            raise error
-        self._start_decision(self._starting.popleft())
+            self._start_failed(error)
+            return
+        self._start_backoff = None
+        progress = self._starting.popleft()
+        self._start_decision(progress, progress.decision.targets)
         self._start_next()
 
-    def _start_decision(self, progress: ApplyProgress) -> None:
-        targets = progress.decision.targets
+    def _start_failed(self, error: BaseException) -> None:
+        logger.error("committed transactions wait: the targets of one cannot be computed", exc_info=error)
+        self._start_backoff = self._start_backoff or Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
+        self._start_timer = self.timers.after(self._start_backoff.advance(), self._start_next)
+        for progress in self._starting:
+            progress.notify_late()
+        self.try_stop()
+
+    def _start_decision(self, progress: ApplyProgress, targets: Mapping[int, TargetPart]) -> None:
         offsets = any(each.offsets for each in progress.decision.transactions)
         progress.pending_targets = len(targets) + offsets
         if not progress.pending_targets:
@@ -250,9 +279,9 @@ class Applier(ApplyQueues["TargetQueue"]):
 
     @property
     def idle(self) -> bool:
-        """Whether each effect of all decisions is written or waits for a blocked target."""
+        """Whether each effect of all decisions is written or waits, for a blocked target or for a new attempt."""
         return (
-            not self._starting
+            (not self._starting or self._start_timer is not None)
             and not self._ready_queues
             and not self._next_turn
             and all(each.blocked_reason and not each.busy for each in self.by_key.values())
@@ -289,8 +318,9 @@ class Applier(ApplyQueues["TargetQueue"]):
         if self._stop_done is None or not self.idle:
             return
         done, self._stop_done = self._stop_done, None
-        if self._timer is not None:
-            self.timers.cancel(self._timer)
+        for timer in (self._timer, self._start_timer):
+            if timer is not None:
+                self.timers.cancel(timer)
         self.close()
         self.flush_tracker.close()
         self.flush_tracker.fsync_all(done)

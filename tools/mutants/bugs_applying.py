@@ -225,4 +225,12 @@ APPLIED: Final = (
         "        return True\n",
         [CONVOY],
     ),
+    Mutant(
+        "targets-that-cannot-be-computed-end-all-applying",
+        "a commit is applied after any error, and none behind it waits for a restart",
+        "tfmq/transaction/applier.py",
+        "        if error is not None:\n            self._start_failed(error)\n            return\n",
+        "        if error is not None:\n            raise error\n",
+        [APPLYING],
+    ),
 )
