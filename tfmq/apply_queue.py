@@ -134,6 +134,11 @@ class ApplyQueue(ABC):
         else:
             self._block(error)
 
+    def sending_failed(self, error: BaseException) -> None:
+        """Handle an unexpected error of `send_next`: block the queue, unless an operation is in progress."""
+        if not self.busy:
+            self._failed(error)
+
     # Blocked targets
 
     def target_resumed(self) -> None:
@@ -215,7 +220,15 @@ class ApplyQueues(Generic[Queue]):
         """Call `send_next` of all queues that were marked ready; return whether there were any."""
         ready, self._ready_queues = self._ready_queues, {}
         for queue in ready:
-            queue.send_next()
+            try:
+                queue.send_next()
+            except BaseException as error:
+                # Nobody marks the other queues again.
+                queues = list(ready)
+                for other in queues[queues.index(queue) + 1 :]:
+                    self.continue_next_turn(other)
+                queue.sending_failed(error)
+                raise
         return bool(ready)
 
     def mark_ready(self, queue: Queue) -> None:

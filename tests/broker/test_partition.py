@@ -93,6 +93,63 @@ def test_work_that_needs_the_log_alone_waits_for_file_work_and_holds_the_queue()
     assert (first.code, second.code, seen) == ("ok", "ok", ["alone", "done"])
 
 
+def fail_once(patched: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """Makes the next call of a method fail with MemoryError."""
+    usual = getattr(owner, name)
+
+    def fails(*_: object) -> None:
+        patched.setattr(owner, name, usual)
+        raise MemoryError
+
+    patched.setattr(owner, name, fails)
+
+
+def test_an_error_while_one_append_is_completed_keeps_no_other_from_being_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Broker(limits__append_bytes=100_000)
+    broker.create(partitions=2)
+    failing, same, later, other = (broker.lease() for _ in range(4))
+    partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
+    fail_once(monkeypatch, partition.producers, "record_batch")
+    payload = [bytes(40_000)]
+    failed = broker.produce(failing, 0, payload, turn=False)
+    in_the_same_append = broker.produce(same, 0, payload, turn=False)
+    in_the_next_append = broker.produce(later, 0, payload, turn=False)
+    elsewhere = broker.produce(other, 0, payload, partition=1, turn=False)
+    with pytest.raises(MemoryError):
+        broker.engine.broker.end_turn()
+    broker.advance(0)
+    assert failed.code == "waiting", "the error is logged; the client asks again after a time"
+    assert [each.code for each in (in_the_same_append, in_the_next_append, elsewhere)] == ["ok"] * 3
+    assert broker.produce(same, 1).code == broker.produce(other, 1, partition=1).code == "ok"
+
+
+@pytest.mark.parametrize("method", ["record_batch", "copy_bytes"])
+def test_an_error_around_file_work_keeps_no_other_append_from_being_written(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(queued=True, log__segment_bytes=1 << 16)
+    broker.create()
+    producer, other = broker.lease(), broker.lease()
+    for sequence in range(2):
+        broker.produce(producer, sequence, [bytes(25_000)])
+        broker.work()
+    partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
+    copies = method == "copy_bytes"
+    fail_once(monkeypatch, StagedAppends if copies else partition.producers, method)
+    failed = broker.produce(producer, 2, [bytes(25_000)])
+    waiting = broker.produce(other, 0, [bytes(25_000)])
+    if copies:
+        broker.work()
+    else:
+        with pytest.raises(MemoryError):
+            broker.work()
+    broker.advance(0)
+    broker.work()
+    assert (failed.code, waiting.code) == ("internal_error" if copies else "waiting", "ok")
+
+
 # Holds
 
 

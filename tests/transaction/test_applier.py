@@ -563,6 +563,27 @@ def test_a_decision_whose_targets_cannot_be_computed_is_tried_again_and_holds_up
     assert rig.store.state_counts["applying"] == 0
 
 
+def test_an_unexpected_error_of_one_queue_loses_nothing_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    answers = [rig.transact([(ORDERS, [b"o"])], turn=False), rig.transact([(BILLS, [b"b"])], turn=False)]
+
+    def fails(*_: object) -> None:
+        patched.undo()
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(applier.TargetQueue, "make_effect", fails)
+        with pytest.raises(MemoryError):
+            rig.turn()
+    rig.advance(0)
+    assert (rig.visible(), rig.visible(BILLS)) == ([], [b"b"])
+    assert [answer.state for answer in answers] == ["applying", "committed"]
+    rig.advance(RETRY_SECONDS)
+    assert rig.visible() == [b"o"]
+    assert rig.transact([(ORDERS, [b"p"])]).state == "committed"
+    assert rig.store.state_counts["applying"] == 0
+
+
 def test_a_stop_does_not_wait_for_targets_that_cannot_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
 

@@ -103,32 +103,46 @@ class Partition:
 
     def write(self) -> None:
         """Write all queued appends. Does nothing while a worker does file work; the end of that work calls `write`."""
-        while self._queue and not self.file_work_running:
-            staged = self._stage_queued()
-            if not staged.items:
-                continue
-            try:
-                work = self.log.before_append(staged.size_bytes)
-            except Exception as error:
-                self._reject_staged(staged, reply.not_done_error(error))
-                continue
-            if work is None:
-                self._append(staged)
-                continue
-            self.file_work_running = True
-            staged.copy_bytes()
-            for waiting in self._queue:
-                waiting.copy_bytes()
-            self._run(work, partial(self._file_work_done, staged))
+        try:
+            while self._queue and not self.file_work_running:
+                staged = self._stage_queued()
+                if not staged.items:
+                    continue
+                try:
+                    work = self.log.before_append(staged.size_bytes)
+                    if work is not None:
+                        staged.copy_bytes()
+                        for waiting in self._queue:
+                            waiting.copy_bytes()
+                except Exception as error:
+                    self._reject_staged(staged, reply.not_done_error(error))
+                    continue
+                if work is None:
+                    self._append(staged)
+                    continue
+                self.file_work_running = True
+                self._run(work, partial(self._file_work_done, staged))
+        except BaseException:
+            # `enqueue` reports only the first append of a queue. So nobody else would write the rest of it.
+            if self._queue:
+                self._timers.after(0.0, self.write)
+            raise
 
     def _file_work_done(self, staged: StagedAppends, result: Any, error: BaseException | None) -> None:
         self.file_work_running = False
-        if error is not None:
-            self._reject_staged(staged, reply.not_done_error(error))
-        else:
-            self._append(staged)
-        self.write()
-        self._run_idle_callbacks()
+        try:
+            if error is not None:
+                self._reject_staged(staged, reply.not_done_error(error))
+            else:
+                self._append(staged)
+        finally:
+            self._after_file_work()
+
+    def _after_file_work(self) -> None:
+        try:
+            self.write()
+        finally:
+            self._run_idle_callbacks()
 
     def _stage_queued(self) -> StagedAppends:
         staged = StagedAppends()
@@ -188,16 +202,25 @@ class Partition:
             logger.info("%s-%d takes messages again", self.name, self.number)
         if self._full_disk.is_full and any(batches for _, batches in staged.items):
             self._full_disk.appended(staged.size_bytes)
-        if self.parked:
-            self.wake_parked()  # fetches get their reply before the producers, because they have waited longer
+        failure: Exception | None = None
+        try:
+            if self.parked:
+                self.wake_parked()  # fetches get their reply before the producers, because they have waited longer
+        except Exception as error:
+            failure = error
         at = 0
         for work, batches in staged.items:
             count = len(batches) or 1
-            work.appended(self, answers[at : at + count])
+            try:
+                work.appended(self, answers[at : at + count])
+            except Exception as error:
+                failure = error  # The others are written, too, and must be completed.
             at += count
         self._flush()
         if self.parked and self.log.forced_offset < self.log.end_offset:
             self.request_fsync()
+        if failure is not None:
+            raise failure
 
     def _reject_staged(self, staged: StagedAppends, error: TfmqError) -> None:
         self._log_trouble(error, staged.size_bytes)
@@ -324,9 +347,10 @@ class Partition:
 
         def end(result: Any, error: BaseException | None) -> None:
             self.file_work_running = False
-            done(result, error)
-            self.write()
-            self._run_idle_callbacks()
+            try:
+                done(result, error)
+            finally:
+                self._after_file_work()
 
         self.when_idle(begin)
 

@@ -175,6 +175,7 @@ class ProduceHandler:
         self._record_bytes_max = self._message_bytes_max + runtime.limits["attribute_bytes"] + HEADER_SIZE
         self._partition, self._leases = topics.partition, leases
         self._mark_ready = runtime.ready_marker("partitions")
+        self._timers = runtime.timers
         self._due: list[Partition] = []
 
     def produce(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
@@ -250,7 +251,13 @@ class ProduceHandler:
         """Write the queued appends of all partitions that have no file work in a worker."""
         due, self._due = self._due, []
         for partition in due:
-            partition.write()
+            try:
+                partition.write()
+            except BaseException:
+                # `enqueue` reports a partition only once, so the next turn writes the others.
+                self._due = due[due.index(partition) + 1 :] + self._due
+                self._timers.after(0.0, self._mark_ready)
+                raise
 
 
 def reply_closed(partition: Partition, closed: tuple[int, int], reply: Reply) -> None:

@@ -401,7 +401,7 @@ class TargetQueue(ApplyQueue):
 
     def _send_messages(self) -> bool:
         """Start one append for as many tasks as fit into it, or one large task; return False if nothing was started."""
-        parts: list[ApplyTask] = []
+        self._applying = parts = list[ApplyTask]()
         batches: list[Batch] = []
         pieces: list[Sequence[int]] = []
         decided_ms: list[int] = []
@@ -441,9 +441,10 @@ class TargetQueue(ApplyQueue):
     def _append(
         self, parts: list[ApplyTask], batches: list[Batch], pieces: list[Sequence[int]], decided_ms: list[int]
     ) -> None:
-        self._applying, self._batch_indexes, self.busy = parts, pieces, True
+        self._applying, self._batch_indexes = parts, pieces
         last = parts[-1]
         effect = self.make_effect(last, batches, last.target.last_ordinal, decided_ms)
+        self.busy = True
         self._applier.destination.apply(effect, self._written)
 
     def make_effect(
@@ -463,7 +464,7 @@ class TargetQueue(ApplyQueue):
 
     def _send_offsets(self) -> None:
         """Commit the offsets of as many queued decisions as one effect can have; later offsets replace earlier ones."""
-        parts: list[ApplyTask] = []
+        self._applying = parts = list[ApplyTask]()
         groups: list[GroupPositions] = []
         count = 0
         while self._queue:
@@ -475,9 +476,9 @@ class TargetQueue(ApplyQueue):
             parts.append(self._queue.popleft())
             groups += offsets
         lsn = parts[-1].progress.decision.lsn
-        self._applying, self._batch_indexes, self.busy = parts, [], True
-        source = Source(*self._applier.source, lsn, 0)
-        self._applier.destination.apply(CommitOffsets(groups, source), self._written)
+        effect = CommitOffsets(groups, Source(*self._applier.source, lsn, 0))
+        self._batch_indexes, self.busy = [], True
+        self._applier.destination.apply(effect, self._written)
 
     def _start_chunked(self) -> None:
         part = self._queue.popleft()
@@ -511,6 +512,12 @@ class TargetQueue(ApplyQueue):
         if mark.delayed:
             self._applier.record_delayed(mark, noted)
         self._applier.tasks_written(self, parts, mark)
+
+    def sending_failed(self, error: BaseException) -> None:
+        if not self.busy:
+            parts, self._applying = self._applying, []
+            self.requeue(parts)
+        super().sending_failed(error)
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, Unreadable) and self._queue:

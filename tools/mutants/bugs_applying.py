@@ -233,4 +233,28 @@ APPLIED: Final = (
         "        if error is not None:\n            raise error\n",
         [APPLYING],
     ),
+    Mutant(
+        "an-error-of-one-partition-leaves-the-others-unwritten",
+        "an unexpected error of one partition keeps no message from being written to another",
+        "tfmq/broker/produce.py",
+        "                self._due = due[due.index(partition) + 1 :] + self._due\n",
+        "",
+        ["tests/broker/test_partition.py"],
+    ),
+    Mutant(
+        "an-error-of-one-append-leaves-the-rest-of-the-queue",
+        "an unexpected error of one append keeps no later append from being written to its partition",
+        "tfmq/broker/partition.py",
+        "            if self._queue:\n                self._timers.after(0.0, self.write)\n            raise\n",
+        "            raise\n",
+        ["tests/broker/test_partition.py"],
+    ),
+    Mutant(
+        "an-error-of-one-target-leaves-the-others-unapplied",
+        "an unexpected error of one target keeps no commit from being applied to another",
+        "tfmq/apply_queue.py",
+        "                    self.continue_next_turn(other)\n",
+        "                    pass\n",
+        [APPLYING],
+    ),
 )
