@@ -50,8 +50,8 @@ class AttributeColumn:
         return gather_bytes(self._data, self._begins, self._ends, self._having)
 
     def decode_fields(self, *names: str, lenient: bool = False) -> dict[str, pa.Array]:
-        """Decode the fields `names`: "key" (a text key is returned as UTF-8), "tag" or both. Return a column for each.
-        Raises UnreadableAttribute for an invalid attribute; with `lenient` it has neither key nor tag instead."""
+        """Decode the fields `names` ("key", "tag" or both), and return a column for each. Text keys become UTF-8 bytes.
+        Raises UnreadableAttribute for an invalid attribute; with `lenient`, its row has neither key nor tag instead."""
         types = {"key": pa.binary(), "tag": pa.string()}
         if not self._having.any():
             return {name: pa.nulls(len(self._having), types[name]) for name in names}
@@ -72,7 +72,7 @@ class AttributeColumn:
         return found
 
     def _decode_rows(self, rows: Array, lenient: bool) -> dict[str, list[Any]]:
-        """Return key and tag of the rows with the numbers `rows`, decoded one by one; equal attributes only once."""
+        """Return the keys and the tags of the rows with the numbers `rows`. Equal attributes are decoded only once."""
         known: dict[bytes, Attribute] = {}
         keys: list[bytes | None] = []
         tags: list[str | None] = []
@@ -262,8 +262,8 @@ class _FieldReader:
     def skip_string(
         self, number: int, cursor: Array, left: Array, plain: Array
     ) -> tuple[Array, Array, Array, FieldSpans]:
-        """In each attribute whose next field is `number` (a string or bytes), skip this field. Return the new cursor,
-        left and plain, and the byte ranges of the field."""
+        """Skip the field with the number `number`, a string or bytes, in each attribute in which it is the next field.
+        Return the new `cursor`, `left` and `plain`, and the byte ranges of the field's values."""
         there = (left > 0) & (self.bytes_at(cursor) == number)
         kind = self.bytes_at(cursor + 1)
         heads = _HEAD_SIZE[kind]

@@ -45,8 +45,8 @@ _TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 class MessageRows(NamedTuple):
-    """The messages to decode, a row for each. `positions`, `ends`: where the record of the message begins and ends in
-    the buffer; `attributes`, `payloads`: where attribute and payload begin; `blocks`: the index of the block."""
+    """The messages to decode, a row for each: where in the buffer its record begins (`positions`) and ends, and where
+    its attribute and its payload begin; the flags of the record; the number of its block in the buffer, from 0 on."""
 
     positions: Positions
     ends: Positions
@@ -89,8 +89,9 @@ class Decoder:
         """Decode `data`, which contains complete blocks. Return the messages with an offset in [start, end).
 
         `offset`: the offset of the first byte of `data`. All blocks are checked. The columns are copies, so `data` may
-        be reused. Raises: Damaged with the range of the bad block (`first`, `next`), whose text names the bad record if
-        possible; DecodeFailed for data that this release cannot read; BadRequest if `data` has more than 2 GiB.
+        be reused. Raises: Damaged for a bad block; the error has the range of the block (`first`, `next`), and its text
+        names the bad record if possible. DecodeFailed for data that this release cannot read. BadRequest if `data` has
+        more than 2 GiB.
         """
         if len(data) > POSITION_MAX:
             raise BadRequest(f"At most {POSITION_MAX} bytes are decoded at once, not {len(data)}.")
@@ -169,7 +170,7 @@ class Decoder:
 
 
 def _message_rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> MessageRows | None:
-    """Return the records that are messages; None if a record is invalid. `indexes`: the numbers of the trailers."""
+    """Return the records that are messages; None if a record is invalid. `indexes`: which records are trailers."""
     ends = np.empty_like(positions)
     ends[:-1] = positions[1:]
     ends[-1] = len(data)
@@ -223,9 +224,9 @@ def _select_range(rows: MessageRows, start: int, end: int | None) -> MessageRows
 Positions = npt.NDArray[np.int64]
 
 RUN_COUNT_MIN: Final = 16
-"""Minimum number of consecutive records of one size to find by comparing lengths. For fewer, a loop is as fast."""
+"""If so many consecutive records have one size, their positions are computed at once. For fewer, a loop is as fast."""
 LOOP_BYTES: Final = BLOCK_SIZE_MAX
-"""Where record sizes differ, a loop handles at least this number of bytes before lengths are compared again."""
+"""If record sizes differ, a loop over the records covers at least so many bytes before lengths are compared again."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
 
@@ -270,8 +271,8 @@ def _append_positions(data: Buffer, position: int, stop: int, found: list[int]) 
 
 
 def _find_run(data: Buffer, position: int, guess: int) -> tuple[int, int]:
-    """Find out how many consecutive records from `position` on have one size. Return this size and their number; but 0
-    as the number if it is below RUN_COUNT_MIN. `guess`: compare only so many records first, for speed."""
+    """Return the size of the record at `position`, and how many records from there on have this size; 0 if fewer than
+    RUN_COUNT_MIN. To save time, only `guess` records are compared first, and the others only if these have the size."""
     length, _ = _LENGTH_FLAG.unpack_from(data, position)
     size = HEADER_SIZE + length
     most = min(len(data) - position, BLOCK_SIZE_MAX) // size

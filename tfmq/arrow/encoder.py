@@ -57,9 +57,11 @@ def encode(
     """Encode the rows of `batch` as records of `producer_id`, with consecutive sequences from `sequence` on.
 
     Columns are found by name: `value` (binary or string; null is a tombstone), and optionally `key` (binary or string),
-    `tag` and `attributes` (see `build_parts`). Other columns are ignored. With `lenient`, invalid attributes are sent
-    unchanged, so that every topic can be copied. Equal rows are always encoded to equal bytes. Raises: BadRequest for
-    columns or attributes that cannot be sent; MessageTooLarge for a value of more than `message_bytes`.
+    `tag` and `attributes` (see `build_parts`). Other columns are ignored. With `lenient`, an attribute that cannot be
+    decoded is sent unchanged, so that every topic can be copied. Equal rows are always encoded to equal bytes. Raises:
+    BadRequest if `value` is missing, a column has a wrong type or text that is not UTF-8, an attribute cannot be
+    decoded, or a sequence exceeds the maximum; MessageTooLarge for a value of more than `message_bytes`, and for a key,
+    tag or attribute above its limit.
     """
     return prepare(batch, message_bytes=message_bytes, lenient=lenient).encode(producer_id, sequence)
 
@@ -118,7 +120,7 @@ def prepare(
 
 
 def _select_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the columns in COLUMNS as binary or string. Raises BadRequest without `value` or for a wrong type."""
+    """Return the columns in COLUMNS as binary or string. Raises BadRequest if `value` is missing or a type is wrong."""
     if "value" not in batch.schema.names:
         raise BadRequest(f"A batch to send needs the column value; it has {', '.join(batch.schema.names) or 'none'}.")
     arrays, names = [], []
@@ -207,7 +209,8 @@ def build_parts(batch: pa.RecordBatch, *, lenient: bool = False) -> AttributePar
     An attribute is taken from the column `attributes`. If there is a column `key` or `tag`, its value replaces that
     field of the attribute, and a null removes the field. If an attribute already has these values, its bytes stay.
     With `lenient`, the bytes of an invalid attribute stay too, if the row has neither key nor tag in these columns.
-    Only changed attributes with other fields are encoded row by row. Raises BadRequest with the row, MessageTooLarge.
+    Attributes that are not plain (`GivenAttributes.plain`) are encoded row by row if they change. Raises: BadRequest,
+    with the row, for an attribute that cannot be decoded; MessageTooLarge for a key, tag or attribute above its limit.
     """
     names = [name for name in ("attributes", "key", "tag") if name in batch.schema.names]
     if all(batch.column(name).null_count == len(batch) for name in names):
@@ -334,8 +337,8 @@ def _rewrite_rows(
     tag: pa.StringArray,
     same_tag: Array,
 ) -> pa.BinaryArray:
-    """Return `column` with new attributes in the rows `rows`: those of `old`, with `key` unless `same_key`, and with
-    `tag` unless `same_tag`."""
+    """Return `column` with new attributes in the rows `rows`. A new attribute has the fields of the row in `old`. If
+    `same_key` is false, `key` replaces the key among them; if `same_tag` is false, `tag` replaces the tag."""
     if not len(rows):
         return column
     made: list[bytes | None] = []

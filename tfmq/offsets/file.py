@@ -124,7 +124,8 @@ class FileOffsets:
         raise Busy(f"The offset file {self.path} has been locked{by} for too long.", retriable=True)
 
     def _load(self) -> dict[str, Rows]:
-        """Read the file; return the rows of each group, {} if there is no file. Raises Damaged, NotSupported."""
+        """Read the file; return the rows of each group, {} if there is no file. Raises Damaged if the file is invalid,
+        NotSupported if a later release has written it."""
         if not self._disk.exists(self.path):
             return {}
         file = self._disk.open_read(self.path)

@@ -65,7 +65,7 @@ def _is_accessible(path: Path) -> bool:
 
 
 def driver_install_hint(drivername: str, error: Exception) -> str:
-    """Return the end of an error text: how to install the database driver that a URL needs. `error`: of the import."""
+    """Return the end of an error text: how to install the driver that a URL needs. `error`: raised by its import."""
     module = getattr(error, "name", None)
     if drivername.startswith("postgresql"):
         written = "" if module == "psycopg" else ", and write the URL with postgresql+psycopg://"
@@ -131,7 +131,7 @@ class OffsetStorage(Protocol):
 
 @runtime_checkable
 class ClaimingStorage(OffsetStorage, Protocol):
-    """Storage that fences former owners before the first commit of a new one."""
+    """Storage that fences the former owners of a partition when a new owner calls `claim`, before its first commit."""
 
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]

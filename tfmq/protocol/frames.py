@@ -44,7 +44,7 @@ _new = tuple.__new__
 def encode(header: Iterable[Any], *body: Buffer) -> list[Buffer]:
     """Return a frame as buffers to be written in this order; the body's buffers are not copied.
 
-    Raises BadRequest for a header that cannot be encoded or is too large, MessageTooLarge above 4 GiB.
+    Raises BadRequest for a header that cannot be encoded or is too large, MessageTooLarge for a frame of 4 GiB or more.
     """
     try:
         packed = pack(list(header))
@@ -61,7 +61,8 @@ def encode(header: Iterable[Any], *body: Buffer) -> list[Buffer]:
 
 
 def check_size(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRAME_BYTES) -> int:
-    """Return how many bytes follow the size word at `position`, which must be present. Raises BadFrame."""
+    """Return how many bytes follow the size word at `position`, which must be present. Raises BadFrame
+    if they are fewer than 4 or more than `frame_bytes`."""
     size: int = SIZE.unpack_from(view, position)[0]
     if size > frame_bytes or size < 4:
         start = bytes(view[position : position + DETECTION_BYTES])
@@ -73,7 +74,8 @@ def check_size(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRA
 
 
 def parse_prefix(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRAME_BYTES) -> tuple[int, int]:
-    """Return (size, header size) of the frame at `position`. Its first eight bytes must be present. Raises BadFrame."""
+    """Return (size, header size) of the frame at `position`. The first eight bytes of the frame must be present. Raises
+    BadFrame if one of the two sizes is not permitted."""
     size = check_size(view, position, frame_bytes=frame_bytes)
     header_size: int = SIZE.unpack_from(view, position + 4)[0]
     if header_size > size - 4:
@@ -84,10 +86,11 @@ def parse_prefix(view: Buffer, position: int = 0, *, frame_bytes: int = limits.F
 
 
 def decode_header(view: Buffer, bounds: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> list[Any]:
-    """Decode a header: a list that begins with the command code and the correlation number. Raises BadFrame.
+    """Decode a header: a list that begins with the command code and the correlation number.
 
-    `bounds`: from `header_bounds`: command code -> (maximum number of fields, of values in all). A header with more is
-    rejected before it is decoded, because half a million surplus values would cost as much time as the largest request.
+    `bounds`: the result of `header_bounds`; for each command code, the maximum number of fields and the maximum number
+    of values in all. A header with more is rejected before it is decoded, because half a million surplus values would
+    cost as much time as the largest request. Raises BadFrame for such a header, and for one that is invalid.
     """
     try:
         if len(view) <= UNCHECKED_BYTES_MAX or not bounds:
@@ -114,7 +117,7 @@ def _items_max(view: Buffer, bounds: Mapping[int, tuple[int, int]]) -> int:
 
 
 def frame_at(view: memoryview, position: int, *, frame_bytes: int = limits.FRAME_BYTES) -> tuple[Frame | None, int]:
-    """Return the frame at `position` and where the next one starts. Raises BadFrame.
+    """Return the frame at `position` and where the next one starts. Raises BadFrame if the frame is invalid.
 
     If the frame is incomplete, return None and how many bytes are needed from `position`: 4, 8, or the whole frame.
     """

@@ -162,7 +162,7 @@ class Record(Generic[Tuple]):
         self.check = self.decode
 
     def _compile(self) -> Any:
-        """Return `decode` as one generated function. Without a loop over the fields a request takes 4 calls, not 12."""
+        """Return `decode` as one generated function. It has no loop over fields, so a request takes 4 calls, not 12."""
         fields = [f"v{number}" for number in range(len(self.names))]
         row = "".join(f"{field}, " for field in fields)
         required = len(fields) - len(self.defaults)

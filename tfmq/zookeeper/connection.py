@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 RESPONSE_SECONDS: Final = 10.0
-"""Timeout for one response. If the connection is lost and restored meanwhile, this time is included."""
+"""Timeout for one response. If the connection is lost meanwhile, the time until it is restored counts too."""
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 2.0
-"""Pause between connection attempts: RETRY_SECONDS, doubled after each attempt, up to this value."""
+"""Maximum pause between connection attempts. The first pause is RETRY_SECONDS, each further one twice as long."""
 
 
 def require_kazoo() -> None:
@@ -32,7 +32,7 @@ def require_kazoo() -> None:
 
 
 def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any) -> KazooClient:
-    """Return a client that, once started, retries its connection forever. Raises NotSupported without kazoo."""
+    """Return a client that, once started, tries to connect forever. Raises NotSupported if kazoo is not installed."""
     require_kazoo()
     from kazoo.client import KazooClient
 
@@ -47,10 +47,10 @@ def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any
 
 class ZooKeeperConnection:
     """A connection that is opened at the first use: `with connection.client() as client:` yields a connected client.
-    Errors of kazoo in the block are replaced by StoreFailed (the operation may have been done) or NotAllowed."""
+    Errors of kazoo in the block become NotAllowed (no permission) or StoreFailed (the operation may have been done)."""
 
     def __init__(self, address: ZooKeeperAddress) -> None:
-        """Create the connection without connecting. Raises NotSupported without kazoo."""
+        """Create the connection without connecting. Raises NotSupported if kazoo is not installed."""
         require_kazoo()
         self.address = address
         self._client: KazooClient | None = None

@@ -56,7 +56,8 @@ class GroupMembership:
         on_change: Callable[[], None],
         clock: Callable[[], float] = boot_time,
     ) -> None:
-        """Create the member without connecting. Raises BadRequest, NotSupported without kazoo."""
+        """Create the member without connecting. Raises BadRequest if `address` is invalid, NotSupported if kazoo is not
+        installed."""
         self.address = zookeeper_address(address)
         new_client(self.address, session_seconds)
         self._group, self._seconds, self._on_change, self._clock = group, session_seconds, on_change, clock
@@ -92,7 +93,7 @@ class GroupMembership:
     # State of the membership, which the consumer reads
 
     def assignment(self) -> RangeAssignment:
-        """Return the member's assignment. The time `until` in it is one of the `clock` given to the constructor."""
+        """Return the member's assignment. Its `until` is a time of the `clock` that the constructor was given."""
         with self._session_thread.condition:
             return self._state_machine.assignment()
 

@@ -36,7 +36,8 @@ class ZooKeeperOffsets:
     """
 
     def __init__(self, address: str) -> None:
-        """Create the storage without connecting. Raises BadRequest, NotSupported without kazoo."""
+        """Create the storage without connecting. Raises BadRequest if `address` is invalid, NotSupported if kazoo is
+        not installed."""
         self._connection = ZooKeeperConnection(zookeeper_address(address))
         self._layout = NodePaths(self._connection.address.root, BROKER_NUMBER)
 
@@ -152,14 +153,14 @@ def _change_id(response: Any) -> int | None:
 
 
 def _decode_nodes(path: str, offset: Any, row: Any) -> NodeContents:
-    """Decode the responses for the offset node and its child node. Raises Damaged, or the error of a failed request."""
+    """Decode the responses for a partition's nodes. Raises Damaged for bad content or the error of a failed request."""
     shown, kept = result_or_none(offset), result_or_none(row)
     stored = stored_offset(path, None if shown is None else shown[0], None if kept is None else kept[0])
     return NodeContents(stored, *(None if node is None else node[1].version for node in (shown, kept)))
 
 
 def _is_committed(response: Any) -> bool:
-    """Return False if the transaction failed because another member had changed the nodes. Raises other failures."""
+    """Return False if the transaction failed because another member had changed the nodes; raise any other failure."""
     from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
     if isinstance(response, BaseException):

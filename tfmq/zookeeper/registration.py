@@ -41,7 +41,8 @@ class Registration:
         session_seconds: float = SESSION_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the registration without connecting. Raises BadRequest, NotSupported without kazoo."""
+        """Create the registration without connecting. Raises BadRequest if `address` is invalid, NotSupported if kazoo
+        is not installed."""
         self.address = zookeeper_address(address)
         new_client(self.address, session_seconds)
         self._state_machine = RegistrationStateMachine(

@@ -78,7 +78,7 @@ class ConnectionLost(Exception):
 
 def send_request(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
     """Send a request with kazoo and return its result. If the request sets a watch, `watch` is called once when the
-    watched node changes. Raises ConnectionLost, NotAllowed."""
+    watched node changes. Raises NotAllowed if permission is missing, ConnectionLost after any other error."""
     from kazoo import exceptions
 
     try:
@@ -270,8 +270,8 @@ class SessionThread:
             self._thread.join(seconds)
 
     def _record_session_timeout(self, client: KazooClient) -> None:
-        """Have the session timeout recorded that ZooKeeper permits; it may be less than requested. kazoo does not make
-        this value public. So its internal connect function is replaced by one that records the value."""
+        """Make `client` record the session timeout that ZooKeeper permits; it may be less than requested. kazoo does
+        not make this value public, so its internal connect function is replaced by one that records the value."""
         handler = client._connection
         connect = getattr(handler, "_connect", None)
         if connect is None:
@@ -355,7 +355,7 @@ class SessionThread:
             return False
 
     def _send_step(self, client: KazooClient, steps: RequestSteps, request: Request) -> Any:
-        """Send a request and return its result. After an error, throw ConnectionLost into `steps` and raise it here."""
+        """Send a request and return its result. After an error, throw ConnectionLost into `steps`, then raise it."""
         try:
             return send_request(client, request, self._node_changed)
         except ConnectionLost as cut:

@@ -84,7 +84,7 @@ class AckTrackers(dict[PartitionName, AckTracker]):
         self.on_unrevoked: Callable[[], None] = lambda: None
         """Called when the group has withdrawn the revocation of a partition."""
         self.is_run_active = False
-        """Whether `run` delivers the messages. Once True, this stays True for the consumer's lifetime."""
+        """Whether the user has called `run` of this consumer. From then on only handlers get its messages."""
         self._commit_method = ""
 
     def raise_if_run_active(self) -> None:
@@ -95,7 +95,7 @@ class AckTrackers(dict[PartitionName, AckTracker]):
             )
 
     def add_batch(self, batch: Batch, position: ReadPosition) -> AckTracker:
-        """Add a delivered batch to its partition's tracker. If it has none, create one at the acked `position`."""
+        """Add a delivered batch to its partition's tracker. A missing tracker is created at the acked `position`."""
         ledger = self.get(batch.name)
         if ledger is None:
             ledger = self[batch.name] = AckTracker(batch.name, position)

@@ -29,7 +29,7 @@ log = logging.getLogger("tfmq.consumer")
 
 MISSING_SECONDS: Final = 0.1
 MISSING_SECONDS_MAX: Final = 1.0
-"""Delay before a topic that does not exist is requested again: MISSING_SECONDS, doubled each time up to this value."""
+"""Maximum delay before a missing topic is requested again. The first delay is MISSING_SECONDS; it doubles each time."""
 NOTIFIED_REFRESH_SECONDS: Final = 600.0
 """Interval of metadata requests if the broker reports changes by itself: long, so that idle consumers cost little."""
 
@@ -79,8 +79,8 @@ class Assignment:
         self._wake_event = Event()
 
     def run(self) -> Operation[None]:
-        """Refresh the metadata and apply the assignment, at each change and periodically. Never returns. Raises errors
-        that are not retriable."""
+        """Refresh the metadata if necessary, apply the assignment, and wait for a change or the next interval; repeat
+        this without end. Raises errors that are not retriable, and before the first connection all errors."""
         backoff, due, again = Backoff(MISSING_SECONDS, MISSING_SECONDS_MAX), 0.0, True
         while True:
             self._wake_event = Event()
@@ -112,7 +112,7 @@ class Assignment:
 
     def partition_count_seen(self, topic: str, count: int) -> None:
         """Process a topic's partition count from a fetch response. If the metadata has another count, have `run`
-        request the metadata again; not in a group that the broker coordinates, because it reports the change itself."""
+        request the metadata again. If the broker coordinates the group, do nothing: it reports the change itself."""
         if self._seen_counts.get(topic) == count:
             return
         self._seen_counts[topic] = count
@@ -155,7 +155,7 @@ class Assignment:
         return any(self.wanted.get(name) != each.incarnation for name, each in share.items())
 
     def _apply_assignment(self) -> Operation[bool]:
-        """Start reading newly assigned partitions. Return whether one could not be started: `run` then tries again."""
+        """Start reading newly assigned partitions. Return True if one could not be started; `run` then tries again."""
         yield from self._starts.resolve_latest()
         mine = self._partitions_to_read()
         fresh = {name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.partitions}

@@ -47,7 +47,7 @@ class ColumnDecoder:
     def decode(
         self, body: bytes, start: int, skip_to: int, next_offset: int, *, gaps: bool = False
     ) -> Iterator[DecodedBlock]:
-        """Decode the blocks of `body` to one record batch, or, if a block is bad, to one for each block before it.
+        """Decode `body` to one record batch; if a block is bad, to a separate record batch for each block before it.
 
         Parameters and errors are those of `decoder.Decoder.decode`. `gaps` is never true, because a consumer with a tag
         filter refuses to deliver columns."""

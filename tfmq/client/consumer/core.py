@@ -63,7 +63,8 @@ class ConsumerCore:
         self.message_count = 0
         self.stop_requested = Event()
         self.suspended: set[PartitionName] = set()
-        """Partitions not delivered for now: handlers have UNACKED_BYTES_MAX unacked bytes, or a rewind is pending."""
+        """Partitions not delivered for now: their handlers have UNACKED_BYTES_MAX unacked bytes, or a transaction was
+        rolled back and the committed offsets are being read (see `rewind_to_committed`)."""
         self.tasks = BackgroundTasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
         self.fetcher = Fetcher(options)
@@ -99,7 +100,8 @@ class ConsumerCore:
     # Delivery
 
     def next_batch(self) -> Operation[list[ReceivedMessage] | None]:
-        """Wait for messages and return them; None after `stop`. A loop must set `positions.current` to each of them."""
+        """Wait for messages and return them; None after `stop`. The caller, a loop, must set `positions.current` to
+        each message before its body handles the message."""
         self._ack_delivered()
         while (yield from self._wait_for_batch(NEVER)):
             if self.options.commits != "before":
@@ -161,7 +163,7 @@ class ConsumerCore:
         return rows
 
     def _ack_delivered(self) -> None:
-        """Ack the delivered messages, because the caller requests more, and wake the release of revoked partitions."""
+        """Ack the delivered messages, because the caller requests more. Wake the rebalance to release partitions."""
         self.positions.ack_trackers.raise_if_run_active()
         self.positions.ack_delivered()
         if self.membership is not None:
@@ -186,8 +188,8 @@ class ConsumerCore:
             yield self.wait_for_change(max(0.0, remaining))
 
     def prepare_batch(self) -> bool:
-        """If no batch is ready for delivery, decode the next one, or else raise the failure of a stopped partition.
-        Return whether a batch is ready. While the last heartbeat is too old, do nothing but return False."""
+        """If no batch is ready for delivery, decode the next one. Return whether a batch is ready. While the last
+        heartbeat is too old, only return False. Raises the failure of a stopped partition if no batch is ready."""
         self._change_event = Event() if self._change_event.done else self._change_event
         if self.heartbeat_overdue:
             return False
@@ -204,7 +206,8 @@ class ConsumerCore:
         return self.membership is not None and bool(self.fetcher.partitions) and not self.membership.may_deliver()
 
     def wait_for_change(self, seconds: float, *flags: Event) -> Wait:
-        """Return a `Wait` of up to `seconds` for a change since the last `prepare_batch`, for `stop` or for `flags`."""
+        """Return a `Wait` of up to `seconds`. It ends earlier if something has changed since the last `prepare_batch`,
+        after `stop`, or if one of `flags` is completed."""
         retry = self.fetcher.next_retry()
         if retry is not None:
             seconds = min(seconds, max(0.0, retry - self.link.now()))
@@ -289,12 +292,11 @@ class ConsumerCore:
         time: datetime | None = None,
         to: Literal["earliest", "latest"] | None = None,
     ) -> Operation[None]:
-        """Set the read position in one partition.
+        """Set the read position in one partition. If the partition had stopped with an error, it is read again.
 
-        If the partition had stopped with an error, it is read again.
-
-        The new position is the record at or before `offset`, the message with the number `ordinal` (from 0 on), the
-        first message appended at or after `time`, or for `to` the earliest or latest offset of the log.
+        One argument gives the new position. `offset`: the record at or before this offset; `ordinal`: the message with
+        this number, from 0 on; `time`: the first message appended at this time or later; `to`: the earliest offset of
+        the log, or the latest, which is its end.
         """
         start = seek_position(offset, ordinal, time, to)
         feed = yield from self._require_partition(topic, partition)
@@ -343,9 +345,9 @@ class ConsumerCore:
     # Queries
 
     def lag(self) -> Operation[Lag]:
-        """Return the number of undelivered messages, with `.partitions` for each partition."""
+        """Return the number of undelivered messages; `partitions` of the result has the number of each partition."""
         yield from self._wait_for_partitions(self.link.now() + self.options.timeout)
-        # All requests are sent at once: for the ends of all logs, and for positions whose ordinal is unknown.
+        # All requests are sent at once: for the end of each log, and for each position whose ordinal must be found out.
         fetcher, positions = self.fetcher, self.positions
         places = {name: positions.delivered_position(name) for name in fetcher.partitions}
         ends = {name: self._locate(name, BY_LATEST, 0) for name in places}
@@ -373,7 +375,8 @@ class ConsumerCore:
         return self.positions.delivered_position(feed.name).offset
 
     def committed(self, topic: str, partition: int) -> Operation[int | None]:
-        """Return the offset that the group has committed for the partition, or None."""
+        """Return the offset that the group has committed for the partition; None if it has committed none in the
+        topic's present incarnation."""
         self.require_membership()
         feed = yield from self._require_partition(topic, partition)
         stored = (yield from self.offsets.read([feed.name])).get(feed.name)
@@ -425,7 +428,7 @@ class ConsumerCore:
         return self.offsets.commit_positions(self.positions.uncommitted_positions, until)
 
     def require_membership(self) -> Membership:
-        """Return the group membership. Raises Closed, and BadRequest for a consumer without a group."""
+        """Return the group membership. Raises Closed if the consumer is closed, BadRequest if it has no group."""
         if self.closed:
             raise Closed("The consumer is closed; make a new one.")
         if self.membership is None:
@@ -446,7 +449,8 @@ class ConsumerCore:
         self._change_event.complete()
 
     def check_tasks(self) -> None:
-        """Raise the failure of a background task. If none failed, start those not running. Raises Closed if closed."""
+        """Raise the failure of a background task. If no task has failed, start the tasks that are not running. Raises
+        Closed if the consumer or its connection is closed."""
         if self.closed or self.link.state == ConnectionState.CLOSED:
             raise Closed("The consumer is closed; make a new one.")
         if not self._task_failures:

@@ -114,7 +114,7 @@ class Decoder:
         self.log_id = make_log_id(incarnation, partition)
         self.codec = codec
         self.failure_handler: Any = None
-        """Creates the contexts of `message.handling()` (a `FailureHandler`); the `Origin` of each message gets it."""
+        """The `FailureHandler` that creates the contexts of `message.handling()`. It is put into each `Origin`."""
         self._mark = trailer_key(self.log_id)
 
     def decode(
@@ -309,7 +309,7 @@ def _split_same_size(body: bytes, start: int, end: int) -> _Columns | None:
 
 
 def _split_plain(body: bytes, start: int, end: int) -> _Columns:
-    """Split records one by one. If one of them is no message with attribute and payload, call `_split_any` instead."""
+    """Split records one by one. If one is no message with attribute and payload, return the result of `_split_any`."""
     positions: list[int] = []
     ids: list[int] = []
     attributes: list[bytes | None] = []
@@ -338,8 +338,8 @@ def _split_plain(body: bytes, start: int, end: int) -> _Columns:
 
 
 def _split_any(body: bytes, start: int, end: int) -> _Columns:
-    """Split records of any kind, more slowly. A filler adds no message, but the following ordinals grow by the number
-    of records that it replaces."""
+    """Split records of any kind; this is slower. A filler becomes no message. It replaces lost records, and their
+    number is added to the ordinals of the messages after the filler."""
     columns = _Columns([], [], [], [], ordinals := [0])
     rows: list[tuple[int, int, bytes | None, bytes | None]] = []
     for record in records_of(memoryview(body)[start:end]):
@@ -388,8 +388,8 @@ def _unreadable_reason(kind: int) -> str:
 
 
 def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iterable[int], Iterable[int]]:
-    """Return the offset of each record, and the offset after each record: that of the next record, or `following`.
-    `positions`: those of the records in the body. A record's offset is its position plus `shift`."""
+    """Return the offset of each record, and the offset at which the next record begins (for the last one: `following`).
+    `positions`: the positions of the records in the body. A record's offset is its position plus `shift`."""
     if isinstance(positions, range):
         begin, end, size = positions.start + shift, positions.stop + shift, positions.step
         return range(begin, end, size), chain(range(begin + size, end, size), (following,))

@@ -19,11 +19,11 @@ from tfmq.protocol.commands import GroupOffset, TransactionOffsets
 
 
 class ExternalOffsets(NamedTuple):
-    """Snapshot of a consumer for a transaction of the user's storage. `offsets`: what the transaction is to store;
-    `positions`: the same as read positions.
+    """Snapshot of a consumer for a transaction of the user's storage.
 
-    `lock`: the consumer's lock, which all methods acquire. `fenced`: an error if a partition with delivered messages
-    was lost; the transaction may contain results of these messages and must not be committed.
+    `offsets`: what the transaction is to store; `positions`: the read positions at these offsets. `storage`: None if
+    the broker stores the offsets. `lock`: the consumer's lock, which all methods acquire. `fenced`: an error if a
+    partition with delivered messages was lost; the transaction may contain their results and must not be committed.
     """
 
     core: ConsumerCore
@@ -40,7 +40,7 @@ class ExternalOffsets(NamedTuple):
             self.core.positions.mark_committed_by_transaction(self.positions)
 
     def mark_delegated(self) -> None:
-        """Record that a transaction will commit the offsets, so that partitions are released without waiting for it.
+        """Record that a transaction will commit the offsets. Revoked partitions are then released before this commit.
         Called instead of `mark_committed` if the consumer will not learn how the transaction ends."""
         with self.lock:
             self.core.positions.delegate_to_transaction(self.positions)
@@ -69,9 +69,10 @@ def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> Ext
     """Return a snapshot of `consumer`, with the position after `message`. If `message` is None, the snapshot has the
     positions after all delivered messages.
 
-    Raises TypeError if `consumer` is no consumer; BadRequest if it is not in manual mode or has not delivered
-    `message`; Closed; Fenced if another member owns the partition of `message`. Also raises NotAllowed in a handler if
-    handlers use `commit()`, and the membership's permanent failure if it has one.
+    Raises: TypeError if `consumer` is no consumer; Closed if it is closed; BadRequest if it has no group, is not in
+    manual mode or has not delivered `message`, or if in a handler an earlier message of the partition is not acked;
+    Fenced if another member owns the partition of `message`; NotAllowed in a handler if handlers use `commit()`. If the
+    membership has a permanent failure, raises this failure.
     """
     consuming, lock = _consumer_core(consumer), consumer._driver.lock
     with lock:
@@ -103,8 +104,9 @@ def _consumer_core(consumer: Any) -> ConsumerCore:
 
 
 def _check_consumer(consuming: ConsumerCore, in_broker: bool = False) -> Membership:
-    """Return the membership. Raises the errors of `external_offsets`, and with `in_broker` BadRequest if the consumer
-    stores its offsets outside the broker."""
+    """Return the membership. Raises: Closed if the consumer is closed; BadRequest if it has no group, is not in manual
+    mode, or with `in_broker`, if its offsets are stored outside the broker; NotAllowed in a handler if handlers use
+    `commit()`. If the membership has a permanent failure, raises this failure."""
     membership = consuming.require_membership()
     if consuming.options.commits != "manual":
         raise BadRequest(
@@ -154,9 +156,10 @@ class TransactionPositions(NamedTuple):
 def transaction_positions(consumer: Any) -> TransactionPositions:
     """Return a snapshot of `consumer` for a broker transaction.
 
-    Raises BadRequest if the consumer's offsets cannot be part of a transaction; TypeError if `consumer` is no consumer;
-    Closed; Fenced if a partition with delivered messages was lost. Also raises NotAllowed in a handler if handlers use
-    `commit()`, and the membership's permanent failure if it has one.
+    Raises: TypeError if `consumer` is no consumer; Closed if it is closed; BadRequest if it has no group, is not in
+    manual mode or stores its offsets outside the broker, or if in a handler an earlier message of the partition is not
+    acked; Fenced if a partition with delivered messages was lost; NotAllowed in a handler if handlers use `commit()`.
+    If the membership has a permanent failure, raises this failure.
     """
     consuming, lock = _consumer_core(consumer), consumer._driver.lock
     with lock:

@@ -40,8 +40,8 @@ log = logging.getLogger("tfmq.consumer")
 
 LARGE_MESSAGE_BYTES: Final = 512
 FETCH_BYTES_LARGE: Final = MIB
-"""Fetch size for messages above `LARGE_MESSAGE_BYTES`, unless the user chose a size. With the default size too few
-large messages would share the cost of a fetch."""
+"""Fetch size of a partition if the messages of its last response had more than LARGE_MESSAGE_BYTES on average; a size
+that the user has chosen is kept. With the default size, too few of such messages would share the cost of a fetch."""
 FETCH_BYTES_MIN: Final = 16 * KIB
 """A fetch size is reduced to half of a partition's share of `prefetch_bytes`, but not below this size. So if a share is
 smaller than this, the buffered responses together may exceed `prefetch_bytes`."""
@@ -180,7 +180,7 @@ class Fetcher:
             self.fetchable[feed] = None
 
     def set_column_decoders(self, create: Callable[[PartitionName, int], BlockDecoder] | None) -> None:
-        """From now on decode responses with decoders that `create` returns, to record batches; None: to messages."""
+        """From now on decode responses to record batches with decoders from `create`, or if it is None, to messages."""
         self._create_column_decoder = create
         for feed in self.partitions.values():
             self._set_decoder(feed)
@@ -218,7 +218,7 @@ class Fetcher:
         return found
 
     def next_retry(self) -> float | None:
-        """Return the earliest time at which a fetch that failed may be repeated; None if no fetch waits for that."""
+        """Return the earliest time at which a failed fetch may be repeated; None if no failed fetch is waiting."""
         if not self.fetchable:
             return None
         return min([feed.retry_at for feed in self.fetchable if feed.retry_at], default=None)
@@ -265,8 +265,8 @@ class Fetcher:
         self._continue_at(feed, place, UNKNOWN)
 
     def _continue_at(self, feed: PartitionFetchState, offset: int, epoch: int) -> None:
-        # The empty response moves the read position to `offset`, after all responses before it are delivered. Without
-        # it, a reader that waits for the current end would never return if no message followed.
+        # The empty response moves the read position to `offset` after all earlier responses are delivered. Otherwise a
+        # reader that waits until its position is the current end would wait forever if no message followed.
         feed.fetch_offset, feed.fetch_epoch = offset, epoch
         feed.responses.append(FetchResponse(b"", offset, offset, offset, epoch, filtered=False))
         self._enqueue_ready(feed)

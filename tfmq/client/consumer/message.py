@@ -106,7 +106,7 @@ class LazyAttribute:
         self.data = data
 
     def __getattr__(self, name: str) -> Any:
-        """Decode the attribute and fill all slots. Raises DecodeFailed."""
+        """Decode the attribute and fill all slots. Raises DecodeFailed if the attribute is invalid."""
         if name not in self.__slots__:
             raise AttributeError(name)
         attribute = decode_attribute(self.data) if self.data else NO_ATTRIBUTE
@@ -152,13 +152,13 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
 
     @property
     def key(self) -> bytes | str | None:
-        """The ordering key, as it was sent."""
+        """The ordering key, bytes or text as it was sent; None if the message has no key."""
         attribute = self.attribute
         return attribute.key if attribute.__class__ is LazyAttribute else _cached_attribute(attribute).key
 
     @property
     def tag(self) -> str | None:
-        """The tag, for filters."""
+        """The tag, by which consumers can filter; None if the message has no tag."""
         attribute = self.attribute
         return attribute.tag if attribute.__class__ is LazyAttribute else _cached_attribute(attribute).tag
 
@@ -206,14 +206,14 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
 
     @property
     def text(self) -> str:
-        """The payload as UTF-8 text; "" for a tombstone. Raises DecodeFailed."""
+        """The payload as UTF-8 text; "" for a tombstone. Raises DecodeFailed if the payload is not UTF-8."""
         try:
             return (self.payload or b"").decode()
         except UnicodeDecodeError as error:
             raise self._unreadable(f"the payload is not UTF-8 text ({error})") from None
 
     def json(self) -> Any:
-        """Parse the payload as JSON; None for a tombstone. Raises DecodeFailed."""
+        """Parse the payload as JSON; None for a tombstone. Raises DecodeFailed if the payload is not JSON."""
         if self.payload is None:
             return None
         try:
@@ -235,9 +235,7 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
     @property
     def value(self) -> Value:
         """The payload decoded by the consumer's codec; the bytes if there is no codec; None for a tombstone.
-
-        Raises DecodeFailed.
-        """
+        Raises DecodeFailed if the codec cannot decode the payload."""
         codec = self.origin.codec
         if codec is None or self.payload is None:
             return cast(Value, self.payload)

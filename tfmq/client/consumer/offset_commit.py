@@ -52,13 +52,13 @@ class GroupOffsets:
         self._storage = options.storage
         self._commit_ended: Event | None = None
         self._last_save_ended: Event | None = None
-        """Completed when the last `save` of the storage has ended, which may be after the operation that called it was
-        cancelled."""
+        """Completed when the last call of the storage's `save` has ended. If the operation that made the call is
+        cancelled, the call may end later than the operation."""
 
     def read(
         self, names: Iterable[PartitionName], while_busy: bool = True, *, others: bool = False
     ) -> Operation[dict[PartitionName, StoredOffset]]:
-        """Return the stored offsets of `names`. With `others`, if the broker stores them, return all of the group.
+        """Return the stored offsets of `names`; with `others`, all offsets of the group, if the broker stores these.
 
         If a prepared transaction that commits one of these offsets has not ended, raises Busy: at once, or with
         `while_busy` if it does not end within `READ_SECONDS`. Errors of a storage are raised unchanged.
@@ -83,8 +83,8 @@ class GroupOffsets:
         """Claim newly assigned partitions in the storage, which from then on refuses commits of former owners.
 
         Return the stored offsets of the partitions, and the partitions that the storage refused because it has a later
-        generation. If the broker stores the offsets, both results are empty: it knows the owners, so no claim is
-        needed.
+        generation of them. If the broker stores the offsets, both results are empty: the broker knows the owner of each
+        partition, so no claim is needed.
         """
         storage, group = self._storage, self._owner.group
         found: dict[PartitionName, StoredOffset] = {}

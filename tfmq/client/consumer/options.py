@@ -37,9 +37,11 @@ PartitionCallback = Callable[[list[PartitionName]], Any] | None
 FETCH_BYTES: Final = 256 * KIB
 """Default fetch size. Measured: smaller fetches cost more round trips, larger ones exceed the processor's caches."""
 PREFETCH_BYTES: Final = 8 * MIB
-"""Default limit of buffered responses: enough to have the next one ready. A seek wastes what is buffered."""
+"""Default limit of buffered responses. With it, a next response is there when one has been delivered. It is not higher,
+because a seek discards all buffered responses."""
 SESSION_SECONDS: Final = 30.0
-"""Default session timeout: longer than a busy process pauses, and short enough to wait for if a member has died."""
+"""Default session timeout: longer than the pauses of a busy process, so that its membership does not end. It is not
+longer, because the partitions of a dead member get a new owner only after this time."""
 SAVE_SECONDS: Final = 5.0
 REFRESH_SECONDS: Final = 5.0
 """Default interval of checks for new partitions, and for new topics that match a pattern."""
@@ -95,7 +97,8 @@ class ConsumerOptions(NamedTuple):
 
 
 def check_arguments(arguments: Mapping[str, Any], *, awaits: bool = True) -> ConsumerOptions:
-    """Validate a consumer's arguments. Raises BadRequest, and NotSupported if an argument needs a missing library."""
+    """Validate a consumer's arguments. Raises BadRequest if one is invalid, NotSupported if one names ZooKeeper
+    and kazoo is not installed."""
     given = SimpleNamespace(**arguments)
     subscription = Subscription.from_arguments(given.topics, given.partitions)
     coordinator = given.coordinator
@@ -208,7 +211,7 @@ def _check_dead_letters(where: Any, subscription: Subscription, group: str | Non
 
 
 def _group_name(group: str | None, broadcast: bool | str) -> str | None:
-    """Return the name of the group. For a broadcast, append the name of this machine. Raises BadRequest."""
+    """Return the group's name, for a broadcast with the name of this machine. Raises BadRequest for an invalid name."""
     if group is None:
         return None
     name = group
@@ -226,8 +229,8 @@ def _group_name(group: str | None, broadcast: bool | str) -> str | None:
 
 
 def _parse_tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
-    """Return the tags of which a message must have one: for "a || b", the tags a and b. None and "*" mean no filter;
-    for these, return None. Raises BadRequest."""
+    """Return the tags of which a message must have one: for "a || b", the tags a and b. If `tags` is None or contains
+    "*", there is no filter: return None. Raises BadRequest for an invalid tag, for no tag, and for too many tags."""
     if tags is None:
         return None
     if not isinstance(tags, Iterable) or isinstance(tags, bytes):
@@ -260,7 +263,8 @@ STORAGE_FORMS: Final = '"broker", "file:PATH", "sql:URL" or "zookeeper://HOST:PO
 
 def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> OffsetStorage | None:
     """Return the offset storage that `offsets` names; None if the broker stores the offsets. The storage opens no
-    connection before its first use. Raises BadRequest, NotSupported."""
+    connection before its first use. Raises BadRequest if `offsets` is invalid, NotSupported if it needs kazoo and kazoo
+    is not installed."""
     if not isinstance(offsets, str):
         if isinstance(offsets, OffsetStorage):
             return offsets
@@ -270,7 +274,7 @@ def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> Offs
     if offsets.startswith(FILE_PREFIX) and len(offsets) > len(FILE_PREFIX):
         return FileOffsets(offsets.removeprefix(FILE_PREFIX), disk)
     if offsets.startswith(SQL_PREFIX):
-        from tfmq.offsets.sql import SqlOffsets  # SQLAlchemy is an optional dependency
+        from tfmq.offsets.sql import SqlOffsets  # SQLAlchemy is loaded only if it is used
 
         return SqlOffsets(offsets.removeprefix(SQL_PREFIX))
     if offsets.startswith(ZOOKEEPER_PREFIX):

@@ -22,9 +22,9 @@ from tfmq.offsets.storage import PartitionName as PartitionName
 class Positions:
     """Delivered, acked and committed positions of all partitions of one consumer.
 
-    `current` is the message that a loop works on. Setting `current` is all that a loop does here for each message, to
-    be fast. `ready` is the batch that is being delivered. A loop gets its list of messages from `hand_out` and iterates
-    over it.
+    `current` is the message that a loop works on. To be fast, a loop sets `current` for each message, and does nothing
+    else here. `ready` is the batch that is being delivered. A loop gets its list of messages from `hand_out` and
+    iterates over it.
     """
 
     def __init__(self, *, manual: bool = False) -> None:
@@ -277,15 +277,16 @@ class Positions:
         return {name: place for name, place in places.items() if place.offset != known[name]}
 
     def delegate_to_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
-        """Record that a transaction will commit `positions`, so that partitions are released without waiting for it,
-        because the consumer may not be informed when the transaction ends."""
+        """Record that a transaction will commit `positions`. Revoked partitions are then released before this commit,
+        because the consumer may not be informed of it."""
         for name, place in positions.items():
             self._delegated[name] = place.offset
             if self.uncommitted.get(name, UNKNOWN) <= place.offset:
                 self.uncommitted.pop(name, None)
 
     def start_position(self, name: PartitionName) -> ReadPosition:
-        """If the partition has no committed offset, return where reading of it began, else its acked position."""
+        """If the partition has no committed offset and there was no seek, return the position at which reading of the
+        partition began. Otherwise return its acked position."""
         offset = self._start_offsets.get(name)
         return self._acked[name] if offset is None else ReadPosition(offset, UNKNOWN, UNKNOWN)
 

@@ -28,8 +28,8 @@ RETRY_SECONDS: Final = 1.0
 
 
 StartAwait = Callable[[Awaitable[Any], Callable[[BaseException | None], None]], object]
-"""A function that starts to await its first argument, and calls the second with the error or None when that has ended.
-Until then the caller must keep a reference to the object that the function has returned."""
+"""A function (awaitable, done): it starts to await the awaitable; when that has ended, `done` is called with the error
+or None. Until then the caller must keep a reference to the object that the function has returned."""
 
 
 def start_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
@@ -60,8 +60,8 @@ def call_user_function(
 ) -> Operation[None]:
     """Call a user callback, which may commit and seek, and await its result if that is awaitable.
 
-    Raises what the callback raises. `over` is called when the callback has ended. That may be after the end of this
-    operation if the operation is cancelled.
+    Raises the error of the callback or of its awaited result. `over` is called when the callback has ended. If this
+    operation is cancelled, the callback may end later than the operation.
     """
     done, called, task = ResultFuture(), False, None
 
@@ -163,7 +163,7 @@ class Rebalance:
             self._wake_event.complete()
 
     def _queue_revoked(self, name: PartitionName) -> None:
-        """Queue a call of on_revoked, or withdraw a queued call of on_assigned."""
+        """Queue a call of on_revoked. If the call of on_assigned is still queued, only withdraw that call instead."""
         if name in self._assigned_pending:  # The user was never told of the assignment.
             self._assigned_pending.discard(name)
             self.unannounced.discard(name)
@@ -195,8 +195,8 @@ class Rebalance:
     def _run_callback(
         self, function: PartitionCallback, names: set[PartitionName], note: Callable[[], object]
     ) -> Operation[None]:
-        """Call `function(names)`, except if it is None or there are no names. Call `note` when `function` has ended, or
-        at once if it is not called."""
+        """Call `function(names)`, and `note` when `function` has ended. If `function` is None or there are no names,
+        only call `note`."""
 
         def over() -> None:
             self._in_callback = False

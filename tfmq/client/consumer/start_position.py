@@ -176,7 +176,7 @@ class StartPositions:
         return stored | more, locked | more_locked
 
     def _read_all(self, wanted: Mapping[PartitionName, int]) -> Operation[dict[PartitionName, StoredOffset]]:
-        """Return the group's offsets that are not in doubt. Raises Busy if in some topic all of them are in doubt."""
+        """Return the group's offsets that are not in doubt. Raises Busy if all offsets in one topic are in doubt."""
         stored, locked = yield from self._read_unlocked(list(wanted), others=True)
         known = {(name.topic, each.incarnation) for name, each in stored.items()}
         for name, busy in locked.items():

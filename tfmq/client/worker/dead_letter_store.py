@@ -63,7 +63,7 @@ def format_without_source(error: BaseException) -> list[str]:
 
 
 def format_storable(form: Callable[[BaseException], list[str]], error: BaseException) -> str:
-    """Return the text of `error` that `form` creates, with lone surrogates escaped; if `form` fails, the class name."""
+    """Return the text that `form` makes of `error`; if `form` fails, the class name. Lone surrogates are escaped."""
     try:
         text = "".join(form(error))
     except Exception:

@@ -27,7 +27,7 @@ Listener = Callable[[ReceivedMessage[Any]], Any]
 Function = TypeVar("Function", bound=Listener)
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 _CLIENT_PACKAGE: Final = "tfmq.client."
-"""A logged traceback begins after the calls in modules with this prefix, which only lead to the listener."""
+"""A logged traceback begins after the calls in modules with this prefix: they only show how the listener is called."""
 
 
 class Listeners:
@@ -104,7 +104,8 @@ def is_coroutine_listener(listener: Listener) -> bool:
 
 
 def _matches_any(listener: Any, *kinds: Callable[[Any], bool]) -> bool:
-    """Return whether one of the predicates `kinds` is true for `listener` or for the function that it calls."""
+    """Return whether one of the predicates `kinds` is true for `listener` or for its `__call__`. If `listener` is a
+    `functools.partial`, its function is examined instead."""
     while isinstance(listener, functools.partial):
         listener = listener.func
     called = getattr(listener, "__call__", None)  # noqa: B004 - the attribute is inspected, not called
@@ -151,7 +152,7 @@ def handler_context(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iter
 
 
 def log_failure(message: ReceivedMessage[Any], error: Exception, then: str = "", *, tracebacks: bool = True) -> None:
-    """Log the failure of a handler call. `then`: what happens next, as the end of the sentence.
+    """Log the failure of a handler call. `then`: what happens next, appended to the log text.
 
     With `tracebacks` the log record has the traceback, otherwise only the class of the error. The message is identified
     by its offset. Key and payload are not logged; nor is the text of a `DecodeFailed`, in which codecs quote payloads.

@@ -26,7 +26,8 @@ log = logging.getLogger("tfmq.consumer")
 
 
 class MessageContextFactory:
-    """Creates the contexts of one consumer. `run`: its driver's `run`. `open_store`: returns its store, or None."""
+    """Creates the contexts of one consumer. `run`: its driver's function that runs an operation. `open_store`: opens
+    and returns its dead-letter store, or returns None if it has no store."""
 
     def __init__(
         self,

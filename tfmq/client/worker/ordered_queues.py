@@ -63,7 +63,7 @@ class HandlerJob:
 
 @dataclass(slots=True, eq=False, repr=False)
 class JobQueue:
-    """Jobs in order. The first job is in progress, waits for its retry, or is next. `key` None: for a single job."""
+    """Jobs in order. The first is in progress, waits for its retry or is next. If `key` is None, it is the only one."""
 
     key: Hashable | None
     jobs: deque[HandlerJob] = field(default_factory=deque)
@@ -105,7 +105,8 @@ class OrderedQueues:
         return None
 
     def next(self, now: float) -> HandlerJob | None:
-        """Return the next job, dead letters first, or None. The caller must call `complete` or `retry_at` later."""
+        """Return the next job; None if none may start now. Dead letters come first. The caller must call `complete` or
+        `retry_at` later."""
         letter = self.next_dead_letter()
         if letter is not None:
             return letter

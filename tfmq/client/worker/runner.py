@@ -143,7 +143,7 @@ So if a message crashes the process, the restarted run handles at most half as m
 run did. After a few crashes the message is among the first `COUNT_BEFORE_CALL_MAX`, so that its calls are counted.
 """
 UNACKED_BYTES_MAX: Final = 4 << 20
-"""While the delivered messages of a partition from the first unacked one on have this size, no more are delivered."""
+"""Delivery of a partition stops at so many bytes from its first unacked message to its last delivered message."""
 FENCED_RETRIES_MAX: Final = 8
 """How often a handler of one message may raise `Fenced` before that counts as a failure.
 
@@ -352,7 +352,8 @@ class HandlerRunner:
         return begins
 
     def _commit_or_count_first(self, job: HandlerJob, ledger: AckTracker) -> Operation[bool]:
-        """If the job requires it, commit offsets or count the coming call. Return False if the call must be skipped."""
+        """Do what must precede a handler call: commit acked offsets, or count the call in the dead-letter store. Return
+        False if the call must be skipped, because the message is invalid now or its state is not FAILING."""
         core, store, message = self._core, self.store, job.message
         if core.options.commits == "before":
             ledger.ack(message)
@@ -369,8 +370,8 @@ class HandlerRunner:
                 ledger.failing_offsets = yield from self._retry_store(
                     lambda: store.failing_offsets(message), "A message waits to be handled"
                 )
-            # If a former run failed with this message, its call is counted, so that a success is recorded in the
-            # store too.
+            # If a former run failed with this message, the coming call is counted. So if the call succeeds, this is
+            # recorded in the store too.
             job.count_before_call = message.offset in ledger.failing_offsets
         if store is not None and job.count_before_call and not job.counted:
             state = yield from self._retry_store(lambda: store.count_call(message), "A message waits to be handled")
@@ -541,7 +542,7 @@ class HandlerRunner:
 
 @dataclass(eq=False, repr=False)
 class ListenerRun:
-    """One `run` of a consumer with its workers; base class for threads and event loops. `stop`: the consumer's."""
+    """One `run` of a consumer with its workers; base class of all runs. `stop`: the consumer's method of this name."""
 
     runner: HandlerRunner
     driver: Any
