@@ -137,7 +137,7 @@ class MessageChanges:
     def reschedule(self, key: int, turn: Turn, wire: bytes, done: RescheduleCallback) -> None:
         """Give a pending message the new due time `wire`: one wire word, a delay or an absolute time.
 
-        `done(result, None)` is called once the result is durable; `done(None, error)` after an error, as in `cancel`.
+        `done(RescheduleResult, None)` is called once the result is durable; `done(None, error)` as in `cancel`.
         """
         now = Turn(*self.state.rescheduled.latest(*turn))
         if turn in self._running:
@@ -197,7 +197,10 @@ class MessageChanges:
         wire: bytes,
         ended: Callable[[list[Turn], BaseException | None], None],
     ) -> None:
-        """Append copies of these locked messages of one partition to the log, with due times `wire`, in one append."""
+        """Append copies of these locked messages of one partition to the arrival log, in one append.
+
+        `wire`: the new due times. `ended` is called with the new turns once the copies are durable, or with an error.
+        """
         name = self.target_queues.destination.display_name(key)
         if name is None:
             for turn in turns:

@@ -167,7 +167,7 @@ class CronSchedule:
             start = local + _SECOND
 
     def _moments_of(self, local: datetime) -> list[datetime]:
-        """Return when the schedule fires for a local time: one moment, or two (maybe equal) if it matches each hour."""
+        """Return when the schedule fires for a local time: one moment; two (maybe equal) if all hours match."""
         first = local.replace(tzinfo=self.zone)
         if not self._every_hour:
             return [first.astimezone(UTC)]
@@ -272,7 +272,7 @@ def _number(field: CronField, text: str) -> int:
 
 
 def _trigger_list(numbers: set[int], field: CronField | None = None) -> str:
-    """Format numbers for an APScheduler trigger: as few ranges, because the trigger compares each range separately."""
+    """Format numbers for an APScheduler trigger, as few ranges as possible: the trigger compares each range."""
     if field is not None and len(numbers) > field.high - field.low:
         return "*"
     ordered = sorted(numbers)

@@ -308,7 +308,7 @@ class DelayQueue:
         return busy
 
     def target_resumed(self, key: int) -> None:
-        """Continue the appends to the resumed partition with the log id `key`. Do nothing if `key` is ARRIVALS_KEY."""
+        """Continue appends to the resumed partition with the log id `key`. Ignore ARRIVALS_KEY, the arrival log."""
         if key != ARRIVALS_KEY:
             self._target_queues.target_resumed(key)
 

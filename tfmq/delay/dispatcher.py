@@ -233,7 +233,7 @@ class Dispatcher:
             self.schedule_maintenance()
 
     def schedule_maintenance(self) -> None:
-        """Set the timer for maintenance. Also called after appends of cancels, so that they are truncated later."""
+        """Set the timer for maintenance. Also called after an append of cancels, which must be truncated later."""
         if self._maintenance_timer is None and self.started:
             self._maintenance_timer = self.timers.after(MAINTENANCE_SECONDS, self._run_maintenance, deferrable=True)
 

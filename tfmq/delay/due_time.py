@@ -17,7 +17,7 @@ from journal.record.format import Buffer
 from tfmq.errors import BadRequest
 
 STEPS_MAX: Final = 256
-"""`BrokerClock` stores at most this many offsets and merges the oldest: absolute times may then be late, not early."""
+"""Maximum of stored offsets to the wall clock; older ones are merged. So absolute times may be late, but not early."""
 SLACK_MS: Final = 10
 """`BrokerClock.ahead_ms` is not lowered by less than this: such a difference is the drift of a clock, no step."""
 AHEAD_MAX: Final = (1 << 62) - 1
@@ -131,7 +131,7 @@ class BrokerClock:
             del self._steps[0], self._numbers[0]
 
     def offset_of(self, number: int) -> int:
-        """Return the offset to the wall clock that was added for a message; a lower bound if offsets were merged."""
+        """Return the offset to the wall clock that was added for a message; if offsets were merged, the lowest one."""
         return self._steps[bisect_right(self._numbers, number) - 1]
 
     @property

@@ -44,7 +44,7 @@ class FlowControl(InFlightLimit):
 
 
 class WrittenAppend(NamedTuple):
-    """An append of `count` messages and its result `mark`. `first`: lowest due time. `last`: highest turn."""
+    """An append of `count` messages. `mark`: its result. `first`: its lowest due time. `last`: its highest turn."""
 
     mark: AppendResult
     first: int
@@ -101,12 +101,15 @@ class NonDurableAppends:
                 waiter()
 
     def when_durable(self, turn: Turn, waiter: Callable[[], None]) -> None:
-        """Call `waiter()` when the turn is durable, or earlier, in `wake_all`; it must check the message's state."""
+        """Call `waiter()` when the turn is durable, or in `wake_all`. So the waiter must check the message's state."""
         at = bisect_right(self._waiting, turn, key=itemgetter(0))
         self._waiting.insert(at, (turn, waiter))
 
     def reset_to(self, through: Turn | None) -> int:
-        """Forget all appends to a resumed target, which has turns up to `through`; return how many messages it lost."""
+        """Forget all appends, because the target was resumed; return how many of their messages the target has lost.
+
+        `through`: the highest turn that the target still has; None: it has none.
+        """
         lost = sum(each.count for each in self._written if through is None or through < each.last)
         self._written.clear()
         self.durable_through, self.count = through, 0

@@ -6,16 +6,17 @@ span). While the messages between the old and the new end are loaded, arriving m
 the new end, and no message due after the old end is delivered. If too many messages are in memory, the window
 shrinks: the rows (entries in memory) of messages due after the new end are dropped. These messages are also on disk.
 
-`decide` selects the next work, as a pure function:
+`decide`, a pure function, selects the next work: the first row that applies. Work that writes needs `writable`:
 
 | found | decision |
 |---|---|
 | a message inside the window is only on disk, because its fsync was too slow | shrink the window to its due time |
 | more rows in memory than MEMORY_ROWS_MAX, and the window ends after `shrunk_end` | shrink it to that time |
+| a target queue can send messages whose rows it has dropped, and the window lasts for URGENT_MS | reload the rows |
 | the window ends within LOAD_AHEAD_MS, and the next messages may be on disk | spill or split if needed, then load |
 | the window ends within LOAD_AHEAD_MS, and the next messages are not on disk | extend it without file work |
-| a query waits, or the messages in no bucket have SPILL_BYTES or the age SPILL_MS | spill: write them to buckets |
-| a target queue has dropped rows and can send messages again | reload the rows of the queue |
+| a target queue can send messages whose rows it has dropped, and the window cannot be extended | reload the rows |
+| a query waits, or the messages in no bucket have SPILL_BYTES or are SPILL_MS old | spill: write them to buckets |
 | a coarse bucket is due soon, or a bucket has too many messages | split it |
 | the pending rows of a bucket are not counted | count them |
 | obsolete messages fill a segment of the arrival log | truncate the log |
@@ -58,7 +59,7 @@ SPILL_MS: Final = 60_000
 RESCAN_BYTES_MAX: Final = 4 << 20
 """Spill before a load if more bytes of the arrival log than this are in no bucket, because a load reads them all."""
 COMMIT_INTERVAL_MS: Final = 10_000
-"""Minimum interval between two checkpoints that are written only because something has changed."""
+"""An out-of-date checkpoint is written this long after the last spill or commit, if no other step writes it earlier."""
 SPLIT_ROWS: Final = 262_144
 """A bucket with more rows is split before it is loaded."""
 
@@ -85,8 +86,8 @@ class StorageView(NamedTuple):
     blocked. `span` and `span_rows`: time span and message count of the first bucket that ends after `window_end`.
     `disk_low`: the lowest due time of messages that are only in the arrival log, neither in a bucket nor in the wheel.
     `unspilled_bytes`: size of the part of the arrival log that is in no bucket. `unspilled_since`: when the first
-    message of this part became durable. `writable`: False after a failed write, until the next attempt. `has_reload`: a
-    target queue can send messages, but has no rows of them in memory.
+    message of this part became durable. `writable`: False if the bucket store has stopped, and in the pause after a
+    failed step. `has_reload`: a target queue can send messages, but has no rows of them in memory.
     """
 
     now: int
@@ -100,7 +101,7 @@ class StorageView(NamedTuple):
     span: TimeSpan | None = None
     span_rows: int = 0
     divisible: bool = True
-    """False if a split of the bucket with `span` was not possible."""
+    """False if the bucket that has the time span `span` could not be split. It is loaded in pieces then."""
     disk_low: int | None = None
     disk_count: int = 0
     """How many messages are only in the arrival log, neither in a bucket nor in the wheel."""
@@ -139,7 +140,7 @@ def shrunk_end(now: int) -> int:
 
 
 def minimum_end(now: int) -> int:
-    """Return the least end of the window: LOAD_AHEAD_MS from now, rounded up to the end of a 65 s span."""
+    """Return the window's end if no bucket begins earlier: LOAD_AHEAD_MS from now, up to the end of a 65 s span."""
     return ((now + LOAD_AHEAD_MS) >> DEFAULT_LEVEL) + 1 << DEFAULT_LEVEL
 
 
@@ -173,7 +174,10 @@ def decide(view: StorageView) -> Decision:
 
 
 def _limited(view: StorageView, onward: Decision) -> Decision | None:
-    """Return `onward` with an end limited by memory and non-durable messages; None: do not extend the window now."""
+    """Return the step `onward`, with an earlier end if memory is short or messages before its end are not durable.
+
+    None: the window must not be extended now.
+    """
     step, to = onward
     if step not in (Step.LOAD, Step.EXTEND):
         return onward
@@ -279,7 +283,7 @@ class MemoryWindow:
     # Arrivals
 
     def wheel_rows_of(self, header: ArrivalHeader, records: Buffer, answer: Appended, now_ms: int) -> WheelRows:
-        """Return rows to add to the wheel once `records` are durable; none if all are due beyond FSYNC_MARGIN_MS."""
+        """Return rows to add once `records` are durable; none if all are due FSYNC_MARGIN_MS or more after `end`."""
         times, absolute, low, _ = header.dues
         if low >= max(self.end, minimum_end(now_ms)) + FSYNC_MARGIN_MS:
             return NO_WHEEL_ROWS
@@ -338,7 +342,7 @@ class MemoryWindow:
         self.end = self.fires_below = self.border = to
 
     def begin_load(self, to: int) -> int:
-        """Begin a load up to `to`; return the old end. Until `end_load`, messages due after it are not delivered."""
+        """Begin a load up to `to`; return the old end. Until `end_load`, messages due at the old end or later wait."""
         low, self.end = self.end, to
         return low
 
@@ -377,7 +381,7 @@ class MemoryWindow:
         self._spilling_arrivals, self.disk_arrivals = self.disk_arrivals, DiskArrivals()
 
     def end_spill(self, done: bool) -> int:
-        """End a spill; return how many messages due at `end` or later it had to move. `done`: whether it succeeded."""
+        """End a spill; return how many messages due at `end` or later were to be moved. `done`: it succeeded."""
         before, self._spilling_arrivals = self._spilling_arrivals, DiskArrivals()
         if not done and before.low is not None:
             self.disk_arrivals.add(before.count, before.low)

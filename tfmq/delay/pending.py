@@ -37,7 +37,7 @@ class PendingSnapshot:
 
     `border`: during a spill (messages of the arrival log are written to buckets), the end of the memory window, else
     None. Of the messages due at `border` or later, `dropped` counts those of deleted topics, and `kept` those that are
-    spilled. If the log has `damage`, the messages that the spill had to move but neither counts are lost.
+    spilled. If the log has `damage`, all other messages that the spill had to move are lost.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class BucketRowCounter:
         self._requested: dict[TimeSpan, bool] = {}
         """Span of a bucket to check -> True: count its rows; False: count them only if a topic in it is deleted."""
         self._border_bucket: tuple[Bucket, int, int] | None = None
-        """(bucket, its size, border) of the last count of the bucket with the border, the end of the memory window."""
+        """(bucket, its size, border) when the bucket with the border (end of the memory window) was last counted."""
         self.dropped = 0
         self._pending_after_border = 0
         """Number of pending rows in `_border_bucket` that are due at the border or later."""

@@ -141,8 +141,9 @@ class ReadAhead:
         self._generation += 1
 
     def fetch(self, part: RowColumns, rows: RowQueue, record_bytes: int, done: FetchCallback) -> None:
-        """Pass the records of the first rows of `part`, at least one record, to `done`, at once or after a read.
+        """Pass the records of the first rows of `part`, at least one record, to `done`.
 
+        `done` is called at once if the records need no read from the disk, otherwise after this read in a worker.
         `rows`: all rows of the queue, which begin with `part`. `record_bytes`: the average size of a record.
         """
         ahead = self._buffered(part)

@@ -29,7 +29,7 @@ class Turn(NamedTuple):
 
 
 class ArrivalLog(Protocol):
-    """The arrival log, implemented by the broker. Appends are written at the end of a turn; waiters share fsyncs."""
+    """The broker's arrival log. Appends are written at the end of a turn. One fsync serves all callers that wait."""
 
     @property
     def log(self) -> Log: ...

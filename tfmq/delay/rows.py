@@ -110,7 +110,7 @@ class JoinedRecords(NamedTuple):
 
 
 def join_records(records: Sequence[bytes | None], key: int, bytes_max: int) -> JoinedRecords:
-    """Join the first of `records`, as many as fit into `bytes_max` but at least one, to one batch.
+    """Join the first of `records` to one batch: as many as fit into `bytes_max`, but at least one.
 
     None stands for a damaged record. If two joined records would contain bytes that look like a block trailer of the
     log `key`, the batch ends between these two records.

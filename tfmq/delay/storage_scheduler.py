@@ -46,7 +46,7 @@ ADD_ROWS_MAX: Final = 8192
 """Maximum of loaded messages added to the timing wheel in one turn of the broker: about 3 ms of work."""
 LOAD_RETRY_SECONDS: Final = 1.0
 LOAD_RETRY_SECONDS_MAX: Final = 10.0
-"""Bounds of the pauses before a failed load is retried. The messages to be loaded are not delivered during a pause."""
+"""Longest pause before a failed load is retried (first: LOAD_RETRY_SECONDS). Its messages are not delivered then."""
 QUERIES_UNAVAILABLE: Final = (
     "Pending messages cannot be listed or counted, because the disk failed under the buckets of delayed messages."
     " Repair the disk, then start the broker again."
@@ -86,9 +86,9 @@ class StorageScheduler:
     def __post_init__(self) -> None:
         self.durable_offset = self.buckets.spilled_offset
         self.durable_number = self.buckets.spilled_number
-        """Messages before `durable_offset` of the arrival log have lower numbers, and are known to `window`."""
+        """Messages before `durable_offset` of the arrival log have numbers below this, and were added to `window`."""
         self.tail_offset: int | None = None
-        """At the start, the arrival log was not durable from this offset on. None: it was, or `load_tail` has ended."""
+        """Where the log's non-durable end began at the start. None: there was no such end, or `load_tail` has ended."""
         self.running_step: Step | None = None
         self.stopping = self._scheduling = False
         self.changed = False
@@ -217,7 +217,7 @@ class StorageScheduler:
         return PendingSnapshot(self.state, self.target_queues, self.cancelled_rows.late, border)
 
     def _step_ended(self, error: BaseException | None = None) -> None:
-        """Handle the end of a step in a worker, and start the next step. After an error, writes wait for a pause."""
+        """Handle the end of a step in a worker, and start the next step. After an error, steps that write wait."""
         if error is None:
             self._backoff.reset()
         else:
@@ -440,8 +440,8 @@ class StorageScheduler:
         """Restore the state at a start from `found`, the messages of the arrival log that are in no bucket.
 
         `offset`: the end of the durable part of the log; `number`: the number of the next message. `whole`: whether the
-        log ends at `offset`. If it does not, `load_tail` adds the messages after `offset` later. They may have been
-        due long ago, so the timing wheel must begin earlier.
+        log ends at `offset`. If it does not, `load_tail` adds the messages after `offset` later. These may have been
+        due long ago, so the timing wheel gets an earlier base: it takes no messages due before its base.
         """
         self.durable_offset, self.durable_number = offset, number
         window, now = self.window, self.broker_clock.now_ms()

@@ -67,7 +67,7 @@ class TargetQueue(ApplyQueue):
         self._owner = owner
         self.non_durable_appends = NonDurableAppends(owner.applied_turn(key))
         self._uncertain_to = self._applied()
-        """Messages up to this turn may be in the target. Set at first, and after an append with an unknown result."""
+        """Messages up to this turn may be in the target. Set in a new queue, and after an append of unknown result."""
         self._generation = 0
         """Increased when rows are dropped, so that the result of a read or append that began before is ignored."""
         self._in_flight_to: Turn | None = None
@@ -442,7 +442,7 @@ def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | 
 BLOCKED_ROWS_MAX: Final = 524_288
 """Maximum number of rows (13 MB) in all blocked queues. If there are more, the largest blocked queue drops its rows."""
 EARLY_MS_MAX: Final = 50
-"""A due message is rescheduled if it is too early by the wall clock by more than this. Otherwise its queue waits."""
+"""A due message is rescheduled if the wall clock is more than this before its time. Otherwise its queue waits."""
 
 Postpone = Callable[[TargetQueue, RowColumns], None]
 """postpone(queue, rows): reschedule messages that are not due yet by the wall clock."""
@@ -497,7 +497,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
 
     @property
     def lowest_row_due(self) -> int | None:
-        """Lower bound of the due times of rows in memory."""
+        """Lower bound of the due times of rows in memory; None if no queue has rows."""
         dues = [queue.rows.first_turn().due for queue in self.by_key.values() if len(queue.rows)]
         return min(dues, default=None)
 

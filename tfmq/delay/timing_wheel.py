@@ -228,7 +228,7 @@ class HashedTimingWheel:
         return True
 
     def _return_ready(self) -> None:
-        """Put the rows of `_ready` back into the ring, before rows with lower turns are added or rows are removed."""
+        """Put the rows of `_ready` back into the ring. Called before additions of lower turns, and before removals."""
         dues, numbers, locators, tags = (column[self._ready_popped :] for column in self._ready)
         self._ready = no_wheel_rows()
         self._ready_popped = 0

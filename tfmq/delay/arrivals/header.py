@@ -8,8 +8,12 @@ Specified in docs/formats/arrivals.md.
 The header is the payload of a record with producer id 2 and sequence 0, and the checksum of this record covers it. In
 an arrival or a reschedule, the header has the target log and the due times of the next `count` records, which have
 `size` bytes in all. A cancel names messages that will not be delivered. A reschedule also names the messages that its
-records replace. `ahead` says by how many ms broker time was ahead of the wall clock (negative: late). The header has
-this word only if the value is not 0 and a sender set an absolute time.
+records replace.
+
+`shape` has bits that say which columns follow and how the due times are encoded. `absolute` has one byte for each
+message: 1 if its sender set an absolute time, 0 if a delay. The header has this column only if the messages differ.
+`ahead` says by how many ms broker time was ahead of the wall clock (negative: late). The header has this word only if
+the value is not 0 and a sender set an absolute time.
 
 Each word of the columns has its top bit set, and the header ends with FF bytes. It has more FF bytes where the length
 of the record could be mistaken for a part of a block trailer. So whatever values senders choose, recovery cannot
@@ -51,7 +55,7 @@ PADDING_BYTES_MIN: Final = 5
 """Minimum of FF bytes at the end of a header: fewer could be mistaken for parts of a block trailer."""
 
 FLAG_LIKE_LENGTHS: Final = ((0x40, 0x41), (0x4000, 0x4100), (0x40_0000, 0x41_0000))
-"""Ranges (first, end) of record lengths that look like the end of a block trailer's flag."""
+"""Ranges (first, end) of record lengths that look like the end of a block trailer's flag. Padding avoids them."""
 
 SHAPE_SAME_DUE: Final = 1
 """Bit of the shape: all messages have the same due time, which is encoded once."""
@@ -63,7 +67,7 @@ SHAPE_AHEAD: Final = 8
 """Bit of the shape: the header has the word `ahead`."""
 
 RECORDS_MAX: Final = SEQUENCE_COUNT
-"""Maximum number of records after one header. They are one batch, whose sequences belong to one producer id.
+"""Maximum number of records after one header. They are one batch, and one producer id has this many sequences.
 
 Because of this maximum, a damaged count in a header cannot cause an allocation of gigabytes.
 """
@@ -115,7 +119,7 @@ class ArrivalHeader(NamedTuple):
 
 
 def arrival_header(log_id: int, topic: str, dues: DueTimes, size_bytes: int, ahead_ms: int = 0) -> ArrivalHeader:
-    # Only absolute due times depend on the offset to the wall clock.
+    # Only absolute due times depend on the difference between broker time and the wall clock.
     ahead_ms = ahead_ms if ABSOLUTE_FLAG in dues.absolute else 0
     return ArrivalHeader(ARRIVAL, log_id, topic, dues, size_bytes, NO_TURN_COLUMNS, ahead_ms)
 
@@ -127,7 +131,7 @@ def cancel_header(old: TurnColumns) -> ArrivalHeader:
 def reschedule_header(
     log_id: int, topic: str, dues: DueTimes, size_bytes: int, old: TurnColumns, ahead_ms: int = 0
 ) -> ArrivalHeader:
-    """Return the header of records that replace the messages with the turns `old`, in the same order."""
+    """Return the header of a reschedule. The n-th record after it replaces the message with the n-th turn of `old`."""
     header = arrival_header(log_id, topic, dues, size_bytes, ahead_ms)
     return header._replace(kind=RESCHEDULE, old_turns=old)
 
@@ -204,7 +208,7 @@ def _why_invalid(version: int, kind: int, count: int, size_bytes: int) -> str:
 
 
 def _encode_due_times(dues: DueTimes) -> tuple[int, list[bytes]]:
-    """Return the bits of the shape, and the columns: due times, and flags if not all messages have the same flag."""
+    """Return the bits of the shape, and the columns: due times, and flags if there are delays and absolute times."""
     times, absolute, low, high = dues
     if not times:
         return 0, []
@@ -236,7 +240,7 @@ def _with_top_bits(column: "array[int]") -> bytes:
 
 
 def _decode_same_due_time(payload: bytes, position: int, count: int, shape: int) -> DueTimes:
-    """Decode the one due time of all messages. This is the most common case, and faster than `_ColumnReader`."""
+    """Decode the due time that all messages have. In this most common case, a `_ColumnReader` would be slower."""
     word = int.from_bytes(payload[position : position + WORD], "big")
     if word < TOP_BIT:
         raise BadArrivalHeader(0, "the top bit of its due time is not set")

@@ -1,7 +1,8 @@
-"""The arrival log, to which every delayed batch is appended first, after a header with its partition and due times.
+"""The arrival log, in which every delayed batch is stored first.
 
-Specified in docs/formats/arrivals.md. The number of a delayed message is the ordinal of its record in this log. Before
-data is used, it is verified by the checksum of its block or of its record.
+Before each batch, the log has an arrival header with the partition and the due times of the batch. Specified in
+docs/formats/arrivals.md. The number of a delayed message is the ordinal of its record in this log. Before data is
+used, it is verified by the checksum of its block or of its record.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ LOG_ID: Final = make_log_id(2, 0)
 ARRIVALS_SUFFIX: Final = ".arrivals"
 
 SEGMENT_BYTES: Final = 64 << 20
-"""Size of a segment: small, because messages that are in buckets are deleted by whole segments. Any batch fits."""
+"""Size of a segment. Any batch fits. It is small, because a segment is deleted only when all of it is in buckets."""
 
 READ_BYTES: Final = 1 << 20
 """Size of one read of the log, at a start or when messages are written to buckets."""
@@ -102,7 +103,7 @@ def arrival_batches(
     sequence: int,
     count: int,
 ) -> list[Batch]:
-    """Return the batches of one append: the encoded header, and the records (`body` and the following arguments)."""
+    """Return two batches for one append: the encoded `header`, and the records (from the other parameters)."""
     return [header_batch(header), Batch(body, blocks, producer_id, sequence, count)]
 
 
@@ -111,9 +112,9 @@ def header_batch(header: ArrivalHeader) -> Batch:
 
 
 def record_offsets(data: Buffer, positions: Sequence[tuple[int, int]]) -> array[int]:
-    """Return the offset in the log of each record of an append.
+    """Return the offset in the log of each record of an append. `data`: the bytes of these records.
 
-    `positions`: (index, offset) of the first record, and of each record that follows a block trailer.
+    `positions`: (index among the records, offset) of the first record, and of each record after a block trailer.
     """
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     size = HEADER_SIZE + LENGTH.unpack_from(plain)[0]
@@ -182,7 +183,7 @@ def batches_of_blocks(blocks: Iterable[Block | None]) -> Iterator[ArrivalBatch]:
 
 
 def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
-    """Return the damaged ranges between `from_offset`, the end of an append, and the durable offset. Raises OSError."""
+    """Return the damaged ranges from `from_offset` (where an append ends) to the durable offset. Raises OSError."""
     found: list[Corrupt] = []
     for _ in read_batches(log, max(from_offset, log.first_offset), log.forced_offset, on_damage=found.append):
         pass
@@ -264,7 +265,7 @@ class _BatchParser:
     def _parse_records(
         self, header: ArrivalHeader, data: bytes, position: int, offset: int, number: int
     ) -> ArrivalBatch:
-        """Return the records after `header` in a block. `position`, `offset`, `number`: those of the first record."""
+        """Return the records after `header`. The first one is at `position` in `data` and at `offset` in the log."""
         sizes, offsets, end = _record_columns(data, position, offset, header.record_count - self.records_parsed)
         dues = header.dues.section(self.records_parsed, self.records_parsed + len(sizes))
         self.records_parsed += len(sizes)
@@ -334,7 +335,7 @@ DISK_GAP_BYTES: Final = 16 << 10
 
 SIZE_HINT_MIN: Final = 64
 SIZE_HINT_MAX: Final = 4096
-"""A read assumes, within these bounds, that its last record is as large as the largest record of the previous read."""
+"""Bounds of the size that a read assumes for its last record: the size of the largest record of the previous read."""
 
 NO_LIMIT: Final = 1 << 62
 

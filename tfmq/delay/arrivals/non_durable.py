@@ -1,8 +1,8 @@
 """Messages of the arrival log that are not durable yet: a power failure could still remove them.
 
-Because of these messages, this module decides from which due time on no message may be delivered
-(`NonDurableArrivals.due_limit`), and which messages wait for the next start if the log stops (`uncertain_targets`). The
-dispatcher and the target queues obey these limits.
+The dispatcher and the target queues obey two limits because of these messages. First, no message due at
+`NonDurableArrivals.due_limit` or later is delivered. Second, after the log has stopped, `uncertain_targets` has a due
+time for each target: messages of this target that are due then or later wait for the next start.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from tfmq.delay.timing_wheel import WheelRows
 
 
 class WrittenArrival(NamedTuple):
-    """A written append to the arrival log, with messages for one target. `number_next`: its last number plus 1."""
+    """A written append for one target. `ticket`: from `begin_append`. `number_next`: the last number plus 1."""
 
     ticket: int
     log_id: int
@@ -39,7 +39,7 @@ class NonDurableArrivals:
         self._heap: list[tuple[int, int]] = []
         self._written: deque[WrittenArrival] = deque()
         self.uncertain_targets: dict[int, int] = {}
-        """Log id of a target -> lowest due time of its messages that may be lost. Only the next start can tell."""
+        """Log id of a target -> lowest due time of its messages that may be lost. Only the next start finds them."""
         self.message_count = 0
         """Number of messages that are written and not known to be durable."""
 

@@ -28,12 +28,12 @@ SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_NAME: Final = "the snapshot of the arrival log"
 
 CANCELLED_MAX: Final = 1 << 24
-"""Maximum number of cancelled and rescheduled messages (8 or 32 bytes each). Further ones are rejected."""
+"""Maximum number of cancelled (8 bytes each) and rescheduled messages (32 bytes each). Further ones are rejected."""
 BYTES_MAX: Final = 768 << 20
-"""Maximum memory for cancelled and rescheduled messages, including the memory of each span of due times."""
+"""Maximum memory for cancelled and rescheduled messages, and for the spans of due times by which they are grouped."""
 EXPIRY_SPANS_MAX: Final = 4096
 EXPIRY_INTERVAL_MS: Final = 1 << 22
-"""If there are more than EXPIRY_SPANS_MAX spans, `expire_before` examines them only at this interval."""
+"""If there are more than EXPIRY_SPANS_MAX spans, `expire_before` examines them once in this interval of due times."""
 
 
 class ProducerStates(Protocol):
@@ -47,7 +47,7 @@ class ProducerStates(Protocol):
 
 
 class ArrivalLogState:
-    """All state that is derived from the arrival log. A new object with new `producers` is that of an empty log."""
+    """All state derived from the arrival log. A new object, with empty `producers`, has the state of an empty log."""
 
     def __init__(self, producers: ProducerStates) -> None:
         self.producers = producers
@@ -104,7 +104,10 @@ class ArrivalLogState:
     # The interface journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
-        """Restore the state from a snapshot; b"" is the snapshot of an empty log. Raises ValueError, NewerFormat."""
+        """Restore the state from a snapshot; b"" is the snapshot of an empty log.
+
+        Raises ValueError if the snapshot is invalid, NewerFormat if a later version wrote it.
+        """
         self._copies_left, self._next_offset = 0, -1
         parts: list[Any] = [b"", b"", b"", b""]
         if data:
@@ -183,7 +186,7 @@ def _numbered_by_walk(block: Block, found: list[ProducerRun]) -> list[tuple[int,
 UNMARKED_END_UNKNOWN: Final = (1 << 64) - 1
 """`unmarked_end` in a snapshot written during a start, before the end of the log is known."""
 EPOCHS_MAX: Final = 65_536
-"""Maximum number of remembered epochs (1 MiB in a snapshot). Starts each minute for 45 days would reach it."""
+"""Maximum number of remembered epochs (1 MiB in a snapshot): an unclean start in each minute of 45 days."""
 
 
 class NumberEpochs:
@@ -260,7 +263,7 @@ Turn = tuple[int, int]
 
 
 class _Span:
-    """The messages of one span as rows: columns sorted by number (the first column), and a dict of the newest rows."""
+    """The messages of one span, as rows: the newest in a dict by number, the others in columns sorted by number."""
 
     __slots__ = ("_columns", "_recent")
 
@@ -386,9 +389,9 @@ class _SpannedMessages:
 class CancelledMessages(_SpannedMessages):
     """Turns that will not be delivered, because their messages were cancelled or rescheduled; 8 bytes each.
 
-    A turn must be remembered as long as a file may contain its message or the message's state may be queried. The
-    caller removes older turns by `expire_spans`. One thread changes the set; other threads may test `(due, number) in
-    cancelled` meanwhile.
+    A turn must be remembered as long as a file may contain its message, and as long as the state of this message may be
+    queried. After that, the caller removes the turn by `expire_spans`. One thread changes the set; other threads may
+    test `(due, number) in cancelled` meanwhile.
     """
 
     what, column_count, span_bytes = "cancelled", 1, 256

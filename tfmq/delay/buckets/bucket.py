@@ -41,10 +41,10 @@ logger = logging.getLogger("tfmq.delay")
 READ_WINDOW_BYTES: Final = 256 << 10
 """One read covers records that are at most this far apart, because reading the gap costs less than a second read."""
 CACHED_GAP_BYTES: Final = 4096
-"""Like READ_WINDOW_BYTES, for reads from the page cache."""
+"""One read from the page cache covers only records that begin less than this apart. For the disk: READ_WINDOW_BYTES."""
 TAIL_MIN: Final = 128
 TAIL_MAX: Final = 4096
-"""A read assumes, within these bounds, that its last record is as large as the largest record of the previous read."""
+"""Bounds of the size that a read assumes for its last record: the size of the largest record of the previous read."""
 SCAN_BYTES: Final = 1 << 20
 """Bytes of one read in the search for the next chunk after damage."""
 TAIL_WINDOW_BYTES: Final = 64 << 10
@@ -85,7 +85,7 @@ class Bucket:
         self.identity = identity
         self.seed = checksum_seed(identity, span)
         self.dead_count = dead_count
-        """How many of the bucket's messages are not pending any more. Constant while a worker writes bucket files."""
+        """Number of messages that are not pending any more. Constant while a worker stores it in the checkpoint."""
         self.damage: list[Corrupt] = []
         self._size_hint = TAIL_MIN
         self.is_quiet = False
@@ -97,7 +97,10 @@ class Bucket:
     # Chunks and their columns
 
     def read_columns(self, files: OpenFileCache) -> Iterator[ChunkColumns]:
-        """Yield the columns of undamaged chunks; record damage. Runs in a worker. Raises NewerFormat, OSError, Full."""
+        """Yield the columns of undamaged chunks; record damage. Runs in a worker.
+
+        Raises NewerFormat, Full (no file descriptor left), OSError.
+        """
         with files.opened(self.path) as file:
             for part in self.chunks(file):
                 if isinstance(part, Corrupt):
@@ -280,7 +283,7 @@ class Bucket:
 
 
 WOULD_BLOCK: Final = b""
-"""Returned instead of a record if reading the rest of the record would block. Real records are never empty."""
+"""Result of `_verified_record` if reading the rest of the record would block. Real records are never empty."""
 
 
 UNUSED_FILES_MAX: Final = 64
@@ -303,7 +306,7 @@ class OpenFileCache:
         self._files: dict[str, _OpenFile] = {}
         """Open files by path; the most recently used file is last."""
         self._evictions = 0
-        """Number of evictions. If it rises while a file is opened, the path may belong to another file afterwards."""
+        """Number of evictions. If it rises while a file is opened, the opened file may be a deleted or replaced one."""
 
     @contextmanager
     def opened(self, path: str) -> Iterator[File]:

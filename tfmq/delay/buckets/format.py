@@ -357,7 +357,7 @@ def single_target_column(count: int) -> IntegerColumn:
 def group_by_span(
     messages: MessageColumns, span_of: Callable[[int], TimeSpan]
 ) -> Iterator[tuple[TimeSpan, MessageColumns]]:
-    """Yield pairs (span, messages). If there are several spans, messages are sorted by due time; spans may recur."""
+    """Yield pairs (span, messages). The pairs are sorted by due time in pieces, so a span may be in several pairs."""
     if not messages.length:
         return
     first = span_of(min(messages.dues))

@@ -64,7 +64,7 @@ FINDINGS_BY_LABEL: Final = {
     "unlisted": (NOTE, "the checkpoint does not list it; a start removes it"),
     "unfinished": (NOTE, "it was never finished; a start removes it"),
 }
-"""Weight and text of a finding, by the label of a file's state. A file that is too short is read to find its losses."""
+"""Weight and text of a finding, by the label of a file's state. "too short" is missing: such a file is read."""
 
 
 def verify_buckets(disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None) -> VerifyReport:
@@ -179,7 +179,7 @@ LostKey: TypeAlias = "bytes | tuple[int, int]"
 
 
 LostFinding: TypeAlias = tuple[int, Corrupt, str, int]
-"""A damaged part of the file: its number, its damage, the damaged field, and its number of messages (0: unknown)."""
+"""A damaged part of the file: (index of the part, its damage, the damaged field, its message count, 0 if unknown)."""
 
 
 class LostMessages:
@@ -419,7 +419,7 @@ class _RepairRun:
         return BucketCheckpoint(self.identity, offset, number, 0, ())
 
     def _repair_group(self, group: Sequence[Bucket], finest: int, below: int) -> tuple[int, int]:
-        """Rewrite overlapping buckets, or one damaged bucket; return the numbers of (kept messages, damaged ranges).
+        """Rewrite overlapping buckets, or one damaged bucket; return the counts (kept messages, damaged ranges).
 
         `finest`: exponent of the new spans. Messages numbered `below` or higher are left out: the arrival log has them.
         """
@@ -439,7 +439,7 @@ class _RepairRun:
         return kept, sum(len(bucket.damage) for bucket in group)
 
     def _first_arrival(self) -> tuple[int, int]:
-        """Return the offset and ordinal of the first record in the arrival log; it has no earlier messages any more."""
+        """Return the offset and ordinal of the first record in the arrival log. Earlier records were removed."""
         folder = filenames.join(self.folder, ARRIVALS_NAME)
         marks = LogCheckpointFile(self.disk, folder, LOG_ID).read() if self.disk.is_folder(folder) else None
         if marks is None:
@@ -534,7 +534,7 @@ def is_bucket_folder(disk: Disk, folder: str) -> bool:
 
 
 def has_arrivals(disk: Disk, folder: str) -> bool:
-    """Return whether `folder` has an arrival log, which is created after the first checkpoint of the buckets."""
+    """Return whether `folder` has an arrival log. If so, it must have a checkpoint, too, which is created first."""
     path = filenames.join(folder, ARRIVALS_NAME)
     return disk.is_folder(path) and any(
         name == filenames.log_checkpoint_name() or filenames.parse_segment_name(name, ARRIVALS_SUFFIX) is not None
@@ -574,7 +574,7 @@ class BucketScan:
         return decide_files(self.listed, self.sizes)
 
     def buckets(self) -> list[tuple[ListedBucket, Bucket]]:
-        """Return the listed buckets with existing files, by time; none if the store cannot be identified."""
+        """Return the listed buckets that have files, sorted by span; none if the store cannot be identified."""
         if self.identity is None:
             return []
         result = []

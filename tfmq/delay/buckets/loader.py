@@ -38,8 +38,8 @@ class RecoveredArrivals(NamedTuple):
 
     `wheel_rows`: the pending messages. `due_low`: the lowest due time of all messages, pending or not. `ahead_steps`:
     for each range of messages with absolute due times, its first number, its count, and how many ms broker time was
-    ahead of the wall clock. `changed_turns`: the turns of messages in buckets whose cancel or reschedule
-    `Bucket.dead_count` does not include yet.
+    ahead of the wall clock. `changed_turns`: the turns of cancelled or rescheduled messages that are in buckets, but
+    not counted in `Bucket.dead_count` yet.
     """
 
     wheel_rows: list[WheelRows]

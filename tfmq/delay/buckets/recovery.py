@@ -22,7 +22,7 @@ REPAIR_HINT: Final = "`tfmq log repair` lists what is lost and makes the rest us
 
 
 class RecoveredBuckets(NamedTuple):
-    """The result of recovery. `labels`: the label of each `FileState` in which a bucket file was found."""
+    """The result of recovery. `labels`: the labels of the states (`FileState`) that recovery found in the folder."""
 
     checkpoint_file: BucketCheckpointFile
     checkpoint: BucketCheckpoint
@@ -33,10 +33,11 @@ class RecoveredBuckets(NamedTuple):
 def recover_buckets(
     disk: Disk, folder: str, new_id: Callable[[], int], randomness: Callable[[int], bytes]
 ) -> RecoveredBuckets:
-    """Start the bucket store in `folder`. Raises the errors of `BucketStore.open`.
+    """Start the bucket store in `folder`, or create it if the folder has no checkpoint and no bucket.
 
     Files, and ends of files, that the durable checkpoint does not list are removed. Only file sizes are checked, so the
-    duration of a start does not depend on the number of messages.
+    duration of a start does not depend on the number of messages. Raises Corrupt (nothing was changed), NewerFormat,
+    Full, OSError.
     """
     wanted = [name for name in disk.list(folder) if is_bucket_file_name(name) and not filenames.is_set_aside(name)]
     check_no_folders(disk, folder, wanted)
@@ -98,7 +99,7 @@ class Decision(Enum):
 
 
 class FileState(Enum):
-    """How a file differs from the checkpoint. Each state has a label for tests and findings, and a start's decision."""
+    """How a file differs from the checkpoint. A state has a label for findings, and a `Decision` for a start."""
 
     WHOLE = "whole", Decision.USE
     # The end of the file is from an unfinished spill.
@@ -150,7 +151,7 @@ def _unlisted_file_state(name: str) -> FileState:
 
 
 def is_bucket_file_name(name: str) -> bool:
-    """Return whether this is the name of a bucket or checkpoint, or such a name with a suffix of writes and repairs."""
+    """Return whether this is the name of a bucket or checkpoint, maybe with a suffix of a write or a repair."""
     for suffix in (NEW_SUFFIX, REPAIRED_SUFFIX, DAMAGED_SUFFIX):
         name = name.removesuffix(suffix)
     return name == CHECKPOINT_NAME or parse_bucket_name(name) is not None
@@ -163,7 +164,8 @@ def is_bucket_file_name(name: str) -> bool:
 #     | counted u64 | count u32 | note size u32 | buckets: start u64, exponent u8, size u64, count u64, dead u64,
 #     `count` times | note | CRC-32 u32 of everything before
 #
-# All integers are big-endian. The note is `queue_state`. The file has two copies of this structure, one in each half.
+# All integers are big-endian. `offset`, `number`, `counted` and `note` are `spilled_offset`, `spilled_number`,
+# `counted_offset` and `queue_state` of `BucketCheckpoint`. Each half of the file has one copy of this structure.
 
 MAGIC: Final = b"TFDK"
 VERSION: Final = 1
@@ -205,7 +207,7 @@ class BucketCheckpoint(NamedTuple):
 
 
 def encode_checkpoint(checkpoint: BucketCheckpoint) -> bytes:
-    """Encode a checkpoint; its file has two copies of the result. Raises TooLarge."""
+    """Encode a checkpoint; its file has two copies of the result. Raises TooLarge if `queue_state` is too long."""
     identity, offset, number, broker_ms, buckets, queue_state, counted = checkpoint
     if len(queue_state) > QUEUE_STATE_SIZE_MAX:
         raise TooLarge("the queue state in the checkpoint", len(queue_state), QUEUE_STATE_SIZE_MAX)
@@ -254,7 +256,7 @@ class BucketCheckpointFile:
         self.path = filenames.join(folder, filenames.CHECKPOINT_NAME)
 
     def read(self) -> BucketCheckpoint | None:
-        """Return the first valid copy; None if there is no file. Raises Corrupt, NewerFormat, OSError."""
+        """Return the first valid copy; None without a file. Raises Corrupt (no copy is valid), NewerFormat, OSError."""
         if not self.disk.exists(self.path):
             return None
         faults = []

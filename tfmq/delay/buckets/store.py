@@ -35,7 +35,7 @@ from tfmq.delay.requests import LogFilter
 SPLIT_MESSAGES: Final = 262_144
 """A bucket with more messages is split, because its load would take more than 60 ms, and 6 MB in the timing wheel."""
 SPLIT_AHEAD_SPANS: Final = 2
-"""How long before its start a coarse bucket is split, in spans of the next finer level, so that its load is on time."""
+"""A coarse bucket is split this many spans of the next finer level before it begins, so that it is loaded on time."""
 
 
 class BucketStore:
@@ -61,9 +61,9 @@ class BucketStore:
         self.queue_state = checkpoint.queue_state
         self.spilled_offset = checkpoint.spilled_offset
         self.spilled_number = checkpoint.spilled_number
-        """Messages before `spilled_offset` of the arrival log have lower numbers. If pending, they are in buckets."""
+        """Messages before `spilled_offset` of the arrival log have numbers below this. Pending ones are in buckets."""
         self.counted_offset = checkpoint.counted_offset
-        """`Bucket.dead_count` includes the cancels before this offset of the arrival log. Constant during file work."""
+        """`Bucket.dead_count` includes the cancels before this arrival-log offset. Constant while file work runs."""
         self.stop_reason: str | None = None
         """Why the store writes nothing until the next start, else None. Durable messages can still be read."""
         self.files = OpenFileCache(disk)
@@ -96,7 +96,7 @@ class BucketStore:
         return next(iter(self._index.ending_after(due)), None)
 
     def due_for_split(self, now_ms: int) -> list[Bucket]:
-        """Return the coarse buckets to split: they begin within SPLIT_AHEAD_SPANS finer spans, and have not ended."""
+        """Return coarse buckets that contain now or begin within SPLIT_AHEAD_SPANS spans of the next finer level."""
         return [
             bucket
             for bucket in self._index.coarse
@@ -115,7 +115,7 @@ class BucketStore:
                 self._obsolete[bucket.span] = ObsoleteBucket(bucket, is_listed=True, is_held=False)
 
     def release(self, bucket: Bucket) -> None:
-        """Let the next `commit` delete the file of a split bucket, because no locator in memory refers to the file."""
+        """Allow the next `commit` to delete a split bucket's file. Call this when no locator in memory refers to it."""
         with self._set_lock:
             entry = self._obsolete.get(bucket.span)
             if entry is not None and entry.bucket is bucket:
@@ -130,7 +130,7 @@ class BucketStore:
 
         The result has None for a damaged record, and the damage is recorded. The result ends with the record that
         reaches `bytes_max`. Fastest if positions ascend and are close together. Raises KeyError (no such bucket),
-        OSError, Full.
+        Full (no file descriptor left), OSError.
         """
         return self._bucket_ids[slot].read(self.files, positions, numbers, bytes_max)
 
@@ -198,8 +198,9 @@ class BucketStore:
         """Move the pending messages of a bucket to finer, durable buckets; return these buckets. Runs in a worker.
 
         The old bucket is not live any more, but can be read until `release`. Return None, without a change, if the
-        bucket is not live, is of the finest level, or contains the span of a split bucket that is not released. Raises
-        the errors of `spill`.
+        bucket is not live, is of the finest level, or contains the span of a split bucket that is not released.
+
+        Raises Full (nothing was changed, retry later), Stopped, NewerFormat, OSError (a failed write stops the store).
         """
         with self._write_lock:
             self._require_writable()
@@ -222,10 +223,10 @@ class BucketStore:
             return [additions.growth[span].bucket for span in sorted(additions.growth)]
 
     def commit(self, broker_ms: int, queue_state: bytes | None = None) -> None:
-        """Write the checkpoint durably, and delete obsolete files. Runs in a worker. Raises the errors of `spill`.
+        """Write the checkpoint durably, and delete obsolete files. Runs in a worker.
 
         `queue_state`: opaque bytes for the next start, which the checkpoint stores. None: the bytes of the last
-        checkpoint are kept.
+        checkpoint are kept. Raises Full (nothing was changed, retry later), Stopped, OSError (the store has stopped).
         """
         with self._write_lock:
             self._require_writable()
@@ -275,7 +276,7 @@ class BucketStore:
 
     @contextmanager
     def _undo_on_error(self, writer: BucketWriter) -> Iterator[None]:
-        """Context manager: undo the writes after an error; stop the store if it is uncertain what is on disk then."""
+        """Context manager: undo the writes after an error. If a write, an fsync or the undo failed, stop the store."""
         try:
             yield
         except BaseException:
@@ -300,7 +301,7 @@ class BucketStore:
         """Write a durable checkpoint that includes the messages added by `writer`, then update the set of live buckets.
 
         `position`: `spilled_offset`, `spilled_number` and broker time. `split`: a bucket that is not live any more.
-        Raises Full, OSError (the store stops in both cases).
+        Raises Full (the old checkpoint is kept), OSError (the store has stopped).
         """
         growth = list(writer.growth.values()) if writer is not None else []
         with self._set_lock:

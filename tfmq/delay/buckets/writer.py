@@ -64,9 +64,9 @@ class BucketWriter:
     write or an fsync fails, the caller undoes all writes by `undo`. Written chunks are not valid before a checkpoint
     lists them. The writer limits the memory of the buffers: above the limit, the largest buffers are written.
 
-    `anchor`: an open file of the same file system, for syncfs; None: each file is fsynced. `span_of(due)`: the span of
-    a due time. `bucket_of(span)`: the bucket, and whether it is new and has no file yet. `arrivals`: the offset of the
-    arrival log up to which the buckets will be complete. `failure`: an error after which the store must stop, or None.
+    `anchor`: an open file on the file system of `folder`, for syncfs; None: each file is fsynced. `span_of(due)`: the
+    span of a due time. `bucket_of(span)`: the bucket, and whether it is new and has no file yet. `arrivals`: the offset
+    of the arrival log up to which the buckets will be complete. `failure`: an error that must stop the store, or None.
     """
 
     disk: Disk
@@ -81,7 +81,7 @@ class BucketWriter:
         self.count = 0
         self.failure: OSError | None = None
         self._mixed_buffer = BucketBuffer()
-        """Messages of small batches with several spans each. They are collected, and then sorted by span together."""
+        """Messages of small batches with several spans each. They are collected in order to be sorted together."""
         self._buffers: dict[TimeSpan, BucketBuffer] = {}
         self._buffered_bytes = 0
         self._unsynced_files: dict[str, File] = {}
@@ -351,9 +351,9 @@ def chunk_messages(
 def next_to_split(
     named: Sequence[Bucket], following: Bucket | None, horizon: int, wait: Container[TimeSpan]
 ) -> Bucket | None:
-    """Return which of the buckets `named` to split next, or None: `following` if it is one of them, else the first one.
+    """Return the bucket to split next: `following` if `named` has it, else the first of `named`; None if there is none.
 
-    Buckets are not split if they end before `horizon` (the end of the memory window), or if `wait` has their spans.
+    Buckets are left out if they end before `horizon` (the end of the memory window), or if `wait` has their spans.
     """
     left = [bucket for bucket in named if bucket.span.end > horizon and bucket.span not in wait]
     return following if following in left else next(iter(left), None)
