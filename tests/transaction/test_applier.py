@@ -18,7 +18,8 @@ from tfmq.apply_queue import RETRY_SECONDS, RETRY_SECONDS_MAX, InFlightLimit
 from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, AppendDelayed, AppliedCallback, Effect
 from tfmq.errors import StorageStopped
 from tfmq.transaction import applier
-from tfmq.transaction.applier import CHUNKED_MAX, LATE_SECONDS, TURN_BYTES
+from tfmq.transaction.applier import CHUNKED_MAX, TURN_BYTES
+from tfmq.transaction.apply_progress import LATE_SECONDS
 from tfmq.transaction.model import Decision
 
 

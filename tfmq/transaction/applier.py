@@ -35,14 +35,12 @@ from tfmq.apply_target import (
 )
 from tfmq.backoff import Backoff
 from tfmq.errors import NOT_DONE, StorageStopped
-from tfmq.transaction.apply_progress import ApplyProgress, ApplyTask, FlushTracker
+from tfmq.transaction.apply_progress import LATE_SECONDS, ApplyProgress, ApplyTask, FlushTracker
 from tfmq.transaction.model import Slice, TargetPart
 from tfmq.transaction.store import TransactionStore
 
 COUNTED_INLINE_MAX: Final = 10_000
 """The targets of a decision with more batches than this (5 ms) are computed in a worker, not in the broker's thread."""
-LATE_SECONDS: Final = 10.0
-"""If a commit is not applied after this time, the reply to the client has the state "applying"."""
 TURN_BYTES: Final = 8 << 20
 """Maximum bytes of small tasks (each fits into one append) that one turn of the broker applies (about 10 ms)."""
 DUE_WORDS_TOTAL: Final = 4 << 20

@@ -12,6 +12,9 @@ from tfmq.apply_target import AppendResult, ApplyTarget, StoredDelayedBatch, Tim
 from tfmq.transaction import states
 from tfmq.transaction.model import Decision, TargetPart
 
+LATE_SECONDS: Final = 10.0
+"""If a commit is not applied after this time, the reply to the client has the state "applying"."""
+
 OFFSETS_MAX: Final = 4096
 """The reply to a commit of more batches than this has no offsets. A TRANSACT frame has at most as many batches."""
 
