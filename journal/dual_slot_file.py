@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from contextlib import closing
+from enum import StrEnum
 from struct import Struct
 from typing import Final, Generic, TypeVar
 
@@ -24,6 +25,14 @@ SLOT_HEADER: Final = Struct(">4sIQI")
 CHECKSUMMED: Final = Struct(">QI")
 
 T = TypeVar("T")
+
+
+class CheckpointState(StrEnum):
+    """What a recovery has found of a checkpoint file."""
+
+    GOOD = "good"
+    NONE = "none"
+    DAMAGED = "damaged"
 
 
 class DualSlotFile:

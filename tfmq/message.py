@@ -6,6 +6,7 @@ ignore unknown keys.
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from tfmq import limits
@@ -87,16 +88,24 @@ class Ordinal(NamedTuple):
     number: int
 
 
+class PartitionState(StrEnum):
+    """The state of a partition. A stopped one accepts no appends; in a damaged one a range cannot be read."""
+
+    OPEN = "open"
+    STOPPED = "stopped"
+    DAMAGED = "damaged"
+
+
 class Partition(NamedTuple):
-    """One partition of a topic, for selectors. `state` is "open", "stopped" or "damaged"."""
+    """One partition of a topic, for selectors. `state`: see `PartitionState`."""
 
     topic: str
     number: int
-    state: str = "open"
+    state: str = PartitionState.OPEN
 
     @property
     def writable(self) -> bool:
-        return self.state != "stopped"
+        return self.state != PartitionState.STOPPED
 
 
 def text_bytes(text: str) -> bytes:

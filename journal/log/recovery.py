@@ -15,6 +15,7 @@ from typing import Final
 from journal import filenames
 from journal.clock import Clock
 from journal.disk import Disk, check_no_folders
+from journal.dual_slot_file import CheckpointState
 from journal.errors import Corrupt, Full, NewerFormat
 from journal.log import recovery_rules as rules
 from journal.log.checkpoint import (
@@ -91,12 +92,12 @@ class LogRecovery:
         self.report.labels.append(row.label)
         if not resume:
             segment_set.stopped = checkpoint.stopped
-            if status == "none" and files:
+            if status is CheckpointState.NONE and files:
                 self.report.warnings.append(
                     "log.mark is missing or empty: the log is recovered from its segments; whether it was stopped, and"
                     " where its end was truncated, is not known"
                 )
-            if status == "damaged" and files:
+            if status is CheckpointState.DAMAGED and files:
                 segment_set.stopped = "log.mark was damaged, so it is not known whether the log was stopped"
         if row.decision is rules.FolderAction.CREATE:
             if row.label == rules.ALL_MISSING and not resume:
@@ -104,7 +105,7 @@ class LogRecovery:
             self._create(checkpoint, durable, ordinal)
             return
         segment_set.adopt(checkpoint)
-        if status != "good":
+        if status is not CheckpointState.GOOD:
             self._check_log_id(files[-1])
         self._open_segments(found)
         if row.decision is rules.FolderAction.CLEAN and snapshot.offset == checkpoint.durable:
@@ -126,15 +127,15 @@ class LogRecovery:
         wanted = [name for name in children if filenames.is_partition_file(name, self._options.suffix)]
         check_no_folders(self._disk, self._folder, [name for name in wanted if not filenames.is_set_aside(name)])
 
-    def _read_checkpoint(self) -> tuple[LogCheckpoint | None, str]:
+    def _read_checkpoint(self) -> tuple[LogCheckpoint | None, CheckpointState]:
         try:
             checkpoint = self.checkpoint_file.read()
         except WrongLog:
             raise
         except Corrupt as error:
             self.report.warnings.append(str(error))
-            return None, "damaged"
-        return checkpoint, "none" if checkpoint is None else "good"
+            return None, CheckpointState.DAMAGED
+        return checkpoint, CheckpointState.NONE if checkpoint is None else CheckpointState.GOOD
 
     def _read_snapshot(self) -> Snapshot:
         """Load the newest valid snapshot into the state and return it. If there is none, use an empty snapshot."""
@@ -218,7 +219,7 @@ class LogRecovery:
         for hole in found.gaps:
             number = self.segment_set.index_of(hole[0], self.segment_set.segments)
             self._gaps.append((_last_block_end(segments[number], hole[0]), *hole[1:]))
-        if found.checkpoint != "good":
+        if found.checkpoint is not CheckpointState.GOOD:
             block = next(segments[0].valid_blocks(), None)
             self.segment_set.first_ordinal = block.control.first_ordinal if block is not None else 0
 

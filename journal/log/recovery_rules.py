@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from journal.dual_slot_file import CheckpointState
 from journal.torn_tail import RecoveryReport
 
 Damage = tuple[int, int, str]
@@ -41,12 +42,12 @@ class SegmentFileFacts(NamedTuple):
 class FolderFacts:
     """Facts about the folder of a log.
 
-    `checkpoint`: "good", "none" or "damaged". `files` are sorted by offset. `needed`: the lowest offset whose data is
+    `files` are sorted by offset. `needed`: the lowest offset whose data is
     needed: `first`, or the offset of the newest snapshot if that is lower. `traces`: True if the folder has an index or
     a snapshot, which proves that the log had a segment.
     """
 
-    checkpoint: str
+    checkpoint: CheckpointState
     clean: bool
     first: int
     durable: int
@@ -57,7 +58,7 @@ class FolderFacts:
     @property
     def is_unfinished_creation(self) -> bool:
         """True if a crash has interrupted the creation of the log, after its first segment was created."""
-        return self.checkpoint == "none" and not self.traces and [file.size for file in self.files] == [0]
+        return self.checkpoint == CheckpointState.NONE and not self.traces and [file.size for file in self.files] == [0]
 
     @property
     def needed_files(self) -> tuple[SegmentFileFacts, ...]:
@@ -128,12 +129,16 @@ class Rule(Generic[Found, Decision]):
 
 
 FOLDER_RULES: Final[tuple[Rule[FolderFacts, FolderAction], ...]] = (
-    Rule("empty folder", lambda f: not f.files and f.checkpoint == "none" and not f.traces, FolderAction.CREATE),
+    Rule(
+        "empty folder",
+        lambda f: not f.files and f.checkpoint == CheckpointState.NONE and not f.traces,
+        FolderAction.CREATE,
+    ),
     Rule("nothing missing", lambda f: not f.files and f.clean and f.durable == f.first, FolderAction.CREATE),
     Rule(ALL_MISSING, lambda f: not f.files, FolderAction.CREATE),
     Rule("unfinished creation", lambda f: f.is_unfinished_creation, FolderAction.CREATE),
-    Rule("mark damaged", lambda f: f.checkpoint == "damaged", FolderAction.REPLAY),
-    Rule("mark missing", lambda f: f.checkpoint == "none", FolderAction.REPLAY),
+    Rule("mark damaged", lambda f: f.checkpoint == CheckpointState.DAMAGED, FolderAction.REPLAY),
+    Rule("mark missing", lambda f: f.checkpoint == CheckpointState.NONE, FolderAction.REPLAY),
     Rule("missing segment", lambda f: bool(f.gaps) and f.gaps[0][0] == f.first, FolderAction.REPLAY),
     Rule("gap between segments", lambda f: bool(f.gaps), FolderAction.REPLAY),
     Rule("end missing", lambda f: f.end < f.durable, FolderAction.REPLAY),

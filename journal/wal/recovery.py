@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from journal import filenames
 from journal.disk import Disk, check_no_folders
+from journal.dual_slot_file import CheckpointState
 from journal.errors import Corrupt, Full
 from journal.log.recovery_rules import decide
 from journal.record.format import BadRecord
@@ -126,15 +127,15 @@ class JournalRecovery:
             return
         self._recover(numbers, heads, newest)
 
-    def _read_checkpoint(self) -> tuple[JournalCheckpoint | None, str]:
+    def _read_checkpoint(self) -> tuple[JournalCheckpoint | None, CheckpointState]:
         try:
             checkpoint = self.checkpoint_file.read()
         except Corrupt as error:
             self.report.warnings.append(str(error))
-            return None, "damaged"
+            return None, CheckpointState.DAMAGED
         if checkpoint is None:
             self.report.warnings.append("there is no checkpoint")
-        return checkpoint, "none" if checkpoint is None else "good"
+        return checkpoint, CheckpointState.NONE if checkpoint is None else CheckpointState.GOOD
 
     def _adopt_checkpoint(self, checkpoint: JournalCheckpoint) -> None:
         self.checkpoint = checkpoint

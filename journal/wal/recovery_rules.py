@@ -14,6 +14,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from journal.dual_slot_file import CheckpointState
 from journal.log.recovery_rules import Rule
 from journal.torn_tail import RecoveryReport
 from journal.wal.checkpoint import ListedFile
@@ -37,13 +38,13 @@ class RequiredFiles(NamedTuple):
 
 
 class StartFacts(NamedTuple):
-    """Facts at the start of the journal. `checkpoint` is "good", "none" or "damaged".
+    """Facts at the start of the journal.
 
     `files`: True if any journal file exists. `snapshots`: for each snapshot in the checkpoint, the newest first, True
     if the snapshot is valid.
     """
 
-    checkpoint: str
+    checkpoint: CheckpointState
     files: bool
     snapshots: tuple[bool, ...] = ()
 
@@ -58,10 +59,10 @@ class StartAction(Enum):
 
 
 START_RULES: Final[tuple[Rule[StartFacts, StartAction], ...]] = (
-    Rule("new journal", lambda f: f.checkpoint == "none" and not f.files, StartAction.CREATE),
-    Rule("unfinished creation", lambda f: f.checkpoint == "damaged" and not f.files, StartAction.CREATE),
-    Rule("checkpoint missing", lambda f: f.checkpoint == "none", StartAction.REFUSE),
-    Rule("checkpoint damaged", lambda f: f.checkpoint == "damaged", StartAction.REFUSE),
+    Rule("new journal", lambda f: f.checkpoint == CheckpointState.NONE and not f.files, StartAction.CREATE),
+    Rule("unfinished creation", lambda f: f.checkpoint == CheckpointState.DAMAGED and not f.files, StartAction.CREATE),
+    Rule("checkpoint missing", lambda f: f.checkpoint == CheckpointState.NONE, StartAction.REFUSE),
+    Rule("checkpoint damaged", lambda f: f.checkpoint == CheckpointState.DAMAGED, StartAction.REFUSE),
     Rule("newest snapshot", lambda f: f.snapshots[:1] == (True,), StartAction.NEWEST),
     Rule("older snapshot", lambda f: True in f.snapshots, StartAction.OLDER),
     Rule("no snapshot", lambda f: True, StartAction.REFUSE),

@@ -35,6 +35,7 @@ from tfmq.broker.topic_admin import TopicAdmin
 from tfmq.broker.topics import Topic, Topics, describe_topic, partition_state, stop_reason
 from tfmq.broker.transaction_commands import TransactionCommands
 from tfmq.config import Config
+from tfmq.message import PartitionState
 from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds
 from tfmq.transaction.coordinator import TransactionCoordinator
 from tfmq.transaction.store import TransactionStore
@@ -228,7 +229,7 @@ class Broker(Runtime):
             {"topic": topic.name, "partition": number, "reason": stop_reason(each)}
             for topic in self.topics.values()
             for number, each in enumerate(topic.partitions)
-            if partition_state(each) == "stopped"
+            if partition_state(each) is PartitionState.STOPPED
         ]
         return {
             "node": self.node,

@@ -22,6 +22,7 @@ from tfmq.broker.producer_state import ProducerState
 from tfmq.broker.runtime import Runtime
 from tfmq.data_dir import LOSSES
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
+from tfmq.message import PartitionState
 
 logger = logging.getLogger("tfmq.broker")
 
@@ -71,11 +72,10 @@ class Partition:
         """The reason of the last stop that was logged; None after the log accepted an append again."""
 
     @property
-    def state(self) -> str:
-        """Return "open", "stopped" (the log accepts no appends) or "damaged" (a range of the log cannot be read)."""
+    def state(self) -> PartitionState:
         if self.log.stopped is not None:
-            return "stopped"
-        return "damaged" if self.log.damage else "open"
+            return PartitionState.STOPPED
+        return PartitionState.DAMAGED if self.log.damage else PartitionState.OPEN
 
     # The queue of appends
 

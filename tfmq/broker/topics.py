@@ -6,6 +6,7 @@ from typing import Any
 from tfmq.broker.catalog_state import CatalogState, TopicRow
 from tfmq.broker.partition import Partition
 from tfmq.errors import NOT_DONE, StorageStopped, UnknownPartition, UnknownTopic
+from tfmq.message import PartitionState
 
 OpenError = str
 """The reason why a log could not be opened. `Topic.partitions` has it instead of the `Partition`."""
@@ -100,15 +101,15 @@ def describe_topic(topic: Topic) -> dict[str, Any]:
     }
 
 
-def metadata_row(topic: Topic) -> tuple[str, int, list[tuple[int, str]], dict[str, Any]]:
+def metadata_row(topic: Topic) -> tuple[str, int, list[tuple[int, PartitionState]], dict[str, Any]]:
     """Return the row for one topic in the reply to METADATA."""
     partitions = [(number, partition_state(each)) for number, each in enumerate(topic.partitions)]
     return topic.name, topic.incarnation, partitions, topic.settings
 
 
-def partition_state(partition: Partition | OpenError) -> str:
-    """Return "open", "damaged" or "stopped". A partition whose log could not be opened is "stopped", too."""
-    return "stopped" if isinstance(partition, str) else partition.state
+def partition_state(partition: Partition | OpenError) -> PartitionState:
+    """Return the state of the partition. A partition whose log could not be opened is stopped, too."""
+    return PartitionState.STOPPED if isinstance(partition, str) else partition.state
 
 
 def stop_reason(partition: Partition | OpenError) -> str:
@@ -119,7 +120,7 @@ def stop_reason(partition: Partition | OpenError) -> str:
 def describe_partition(number: int, partition: Partition | OpenError) -> dict[str, Any]:
     """Return the row for one partition in the reply to DESCRIBE_TOPIC."""
     if isinstance(partition, str):
-        return {"partition": number, "state": "stopped", "reason": partition}
+        return {"partition": number, "state": PartitionState.STOPPED, "reason": partition}
     log = partition.log
     return {
         "partition": number,

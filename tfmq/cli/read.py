@@ -19,6 +19,7 @@ from tfmq.cli.option_types import StartPosition, client_id_option
 from tfmq.cli.output import Output, iso_text, json_text, output_options, payload_fields, progress, time_text, with_noun
 from tfmq.cli.topic import find_topic
 from tfmq.ids import format_id
+from tfmq.message import PartitionState
 
 if TYPE_CHECKING:
     from tfmq.client.admin.models import PartitionDescription
@@ -134,14 +135,14 @@ def partition_states(output: Output, topic: str, partition: int | None) -> tuple
         raise UnknownPartition(f"{topic} has {count}, numbered from 0; there is no {partition}.")
     # `end_offset` includes messages that are not durable yet. The broker fsyncs such messages when a client reads them,
     # except in a stopped partition, which can be read only up to its durable offset.
-    ends = {p.partition: p.forced_offset if p.state == "stopped" else p.end_offset for p in parts}
+    ends = {p.partition: p.forced_offset if p.state == PartitionState.STOPPED else p.end_offset for p in parts}
     unserved = {p.partition for p in parts if not p.is_served}
     return ends, unserved, [why for p in parts if (why := unread_reason(topic, p))]
 
 
 def unread_reason(topic: str, found: "PartitionDescription") -> str:
     """Return why the output may lack messages of the partition; "" if it cannot lack any."""
-    if found.state != "stopped":
+    if found.state != PartitionState.STOPPED:
         return ""
     name = f"{topic}-{found.partition}"
     if not found.is_served:

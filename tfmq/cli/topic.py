@@ -12,6 +12,7 @@ from tfmq.cli.option_types import PositiveInteger, Property, StartPosition
 from tfmq.cli.output import Output, confirm, did_you_mean, output_options, size_text, with_noun
 from tfmq.errors import UnknownTopic
 from tfmq.limits import is_valid_name
+from tfmq.message import PartitionState
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
@@ -30,7 +31,7 @@ def topic() -> None:
 
 def json_row(found: TopicDescription) -> dict[str, Any]:
     parts = found.partitions
-    states = sorted({p.state for p in parts}, key=lambda state: (state == "open", state))
+    states = sorted({p.state for p in parts}, key=lambda state: (state == PartitionState.OPEN, state))
     return {
         "topic": found.name,
         "partitions": len(parts),
@@ -114,7 +115,7 @@ def partition_row(found: PartitionDescription) -> dict[str, Any]:
 
 def print_problem(output: Output, name: str, row: dict[str, Any]) -> None:
     number = row["partition"]
-    if row["state"] == "stopped":
+    if row["state"] == PartitionState.STOPPED:
         output.info(f"partition {number} accepts no messages: {row['reason']}")
         output.info(f"  when the cause is corrected: tfmq topic resume {name} --partition {number}")
     for damage in row["damage"]:
@@ -179,21 +180,22 @@ def resume(name: str, partition: int | None, output: Output) -> int:
     """
     with output.admin() as admin:
         before = {p.partition: p for p in find_topic(admin, name).partitions}
-        stopped = [number for number, p in before.items() if p.state == "stopped"]
+        stopped = [number for number, p in before.items() if p.state == PartitionState.STOPPED]
         chosen = stopped if partition is None else [partition]
         states = {number: admin.resume(name, number) for number in chosen}
         after = {p.partition: p.reason for p in admin.topic(name).partitions}
     rows = [
-        {"topic": name, "partition": n, "state": state} | ({"reason": after[n]} if state == "stopped" else {})
+        {"topic": name, "partition": n, "state": state}
+        | ({"reason": after[n]} if state == PartitionState.STOPPED else {})
         for n, state in states.items()
     ]
     output.print_rows(rows, ("topic", "partition", "state"), f"no partition of {name} is stopped")
     for number, state in states.items():
-        if state == "stopped":
+        if state == PartitionState.STOPPED:
             click.echo(f"tfmq: {name}-{number} is still stopped: {after[number]}", err=True)
         elif before[number].is_lost:
             output.info(f"{name}-{number} is empty now: the messages of its lost folder are given up")
-    return 1 if "stopped" in states.values() else 0
+    return 1 if PartitionState.STOPPED in states.values() else 0
 
 
 @topic.command(

@@ -168,8 +168,8 @@ COMMAND_LINE: Final = (
         "not-served-is-not-stopped",
         "the status names partitions that are not served",
         "tfmq/broker/broker.py",
-        '        if partition_state(each) == "stopped"\n',
-        '        if partition_state(each) == "stopped" and not isinstance(each, str)\n',
+        "        if partition_state(each) is PartitionState.STOPPED\n",
+        "        if partition_state(each) is PartitionState.STOPPED and not isinstance(each, str)\n",
         ["tests/broker/test_broker.py::test_it_names_what_is_not_served"],
     ),
 )

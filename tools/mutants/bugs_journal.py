@@ -383,8 +383,8 @@ CHECKS: Final = (
         "damaged-mark-means-not-stopped",
         "a log whose mark is lost accepts no writes before an operator has resumed it",
         "journal/log/recovery.py",
-        '            if status == "damaged" and files:\n',
-        '            if status == "lost" and files:\n',
+        "            if status is CheckpointState.DAMAGED and files:\n",
+        "            if status is CheckpointState.NONE and files:\n",
         [RECOVERY],
     ),
     Mutant(

@@ -177,8 +177,8 @@ _REFUSALS: Final = (
         "journal-without-its-checkpoint-begun-anew",
         "LSNs never go back",
         "journal/wal/recovery_rules.py",
-        '    Rule("new journal", lambda f: f.checkpoint == "none" and not f.files, StartAction.CREATE),\n',
-        '    Rule("new journal", lambda f: f.checkpoint == "none", StartAction.CREATE),\n',
+        'Rule("new journal", lambda f: f.checkpoint == CheckpointState.NONE and not f.files, StartAction.CREATE),\n',
+        'Rule("new journal", lambda f: f.checkpoint == CheckpointState.NONE, StartAction.CREATE),\n',
         [RECOVERY, HAZARDS],
     ),
     Mutant(

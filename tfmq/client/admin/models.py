@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from tfmq.message import PartitionState
+
 STATES: Final = (
     "open",
     "preparing",
@@ -50,7 +52,7 @@ class PartitionDescription(NamedTuple):
     @property
     def is_lost(self) -> bool:
         """Whether the partition is stopped because its folder was missing at a start of the broker."""
-        return self.state == "stopped" and self.reason.startswith("its folder was gone")
+        return self.state == PartitionState.STOPPED and self.reason.startswith("its folder was gone")
 
     @property
     def is_served(self) -> bool:
