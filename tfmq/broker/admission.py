@@ -20,7 +20,7 @@ QueuedJob = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]
 
 
 class BoundedExecutor:
-    """Runs jobs in worker threads, by the function `run`, at most `at_once` jobs at the same time.
+    """Runs jobs in worker threads by calling the function `run`. At most `at_once` jobs run at the same time.
 
     The other workers remain free for fsyncs and segment rolls, which therefore never wait for slow jobs of clients.
     Jobs above `at_once` are queued, and started round-robin over the callers. When `queued_max` jobs are queued, a
@@ -96,8 +96,8 @@ class Backpressure:
     def acquire(self, session: Session, size_bytes: int) -> None:
         """Count a pending request of `size_bytes`. Pause its session if the session then reaches its own limit.
 
-        Raises Busy, and counts nothing, if the request would exceed a limit of the broker. Except: if no bytes are
-        pending, a request of any size is accepted.
+        Raises Busy, and counts nothing, if the request would exceed the broker's limit of requests or of bytes. The
+        limit of bytes has one exception: while no bytes are pending, a request of any size is accepted.
         """
         if self.pending_requests >= self.pending_requests_max or (
             self.pending_bytes and self.pending_bytes + size_bytes > self.pending_bytes_max

@@ -61,7 +61,7 @@ class BrokerApplyTarget:
         self._group_offsets = group_offsets
         self._reserved_bytes = 0
         self.delayed: DelayCommands | None = None
-        """Gives access to the arrival log. None until a start has opened that log, after the partitions."""
+        """Gives access to the arrival log. A start opens that log after the partitions; until then this is None."""
 
     # Disk space
 
@@ -211,5 +211,6 @@ class BrokerApplyTarget:
 
 def _is_durable(log: Log, end: int) -> bool:
     # While `waits_for_space` is set, recovery has found appends after `end_offset`, but could not make them durable. An
-    # effect in such an append may still be lost. It counts as applied, and `end_offset` is reported as its end.
+    # effect in such an append counts as applied, and `end_offset` is reported as its end. But the effect may still be
+    # lost. So nothing that ends at `end_offset` counts as durable.
     return end <= log.forced_offset and not (log.waits_for_space and end >= log.end_offset)

@@ -1,7 +1,7 @@
-"""The broker: creates all components, connects them, ends their turns and stops them.
+"""The broker: creates, connects and stops all components, and writes what they have queued at the end of each turn.
 
-In a turn the server handles the requests and timers of one poll. `Broker.end_turn` then writes what the components have
-queued during the turn. The reply to STATUS is made here, too.
+A turn is the work after one poll: the server handles the requests that it received, and the timers that are due, and
+then calls `Broker.end_turn`. The reply to STATUS is made here, too.
 """
 
 from __future__ import annotations

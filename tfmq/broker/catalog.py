@@ -46,14 +46,14 @@ SEGMENT_BYTES: Final = 8 << 20
 """Small, so that a start is fast: each roll writes a snapshot, and a start reads only the entries after the newest."""
 
 SEGMENTS_KEPT: Final = 3
-"""Number of segments that are kept, up to the end of the log: two for the newest two snapshots, and a spare one."""
+"""Number of newest segments that are kept. The older of the two stored snapshots needs two of them; one is spare."""
 
 ENTRIES_MAX: Final = 100_000
 BYTES_MAX: Final = 32 << 20
 """Limits on queued entries and their bytes, so that a disk that does not respond cannot exhaust the memory."""
 
 APPEND_BYTES: Final = 1 << 20
-"""Maximum bytes of one append, unless a single change is larger: far less than SEGMENT_BYTES."""
+"""Maximum bytes of one append, unless a single change is larger. A segment (SEGMENT_BYTES) has room for eight."""
 
 FREES_SPACE: Final = frozenset({DELETE, GONE})
 """Kinds of entries after which files are deleted. On a full disk, such an entry may use the space reserve."""
@@ -82,7 +82,7 @@ class Catalog:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        """Open or create the catalog in the existing DATA/meta. Raises Corrupt, and what `Log.open` raises."""
+        """Open or create the catalog in DATA/meta. Raises Corrupt (damage or loss), NewerFormat, OSError, Full."""
         disk, folder, clock = runtime.disk, runtime.meta, runtime.clock
         _require_whole(disk, folder)
         self.state = CatalogState()
@@ -137,7 +137,7 @@ class Catalog:
             self._mark_ready()
 
     def append_now(self, entry: Sequence[Any]) -> None:
-        """Append and fsync one entry immediately; used at the start. Raises what `Log.append` and `Log.force` raise."""
+        """Append and fsync one entry immediately; used at the start. Raises Full (nothing was appended), Stopped."""
         batch = self._make_batch([pack(entry)])
         try:
             self.log.append([batch])
@@ -183,7 +183,7 @@ class Catalog:
             self._run(partial(self._prepare_append, work), partial(self._prepared, queue, batch))
 
     def _prepare_append(self, work: Callable[[], None]) -> None:
-        """Do the file work that an append needs, then delete segments that no snapshot needs. Runs in a worker."""
+        """Run `work`, which must precede an append. Then delete segments that no snapshot needs. Called in a worker."""
         work()
         before = self.log.end_offset - SEGMENTS_KEPT * SEGMENT_BYTES
         if before > self.log.first_offset:
@@ -315,7 +315,7 @@ def _require_sound(disk: Disk, folder: str, base: int, forced: int) -> None:
 
 
 def read_version(disk: Disk, folder: str) -> VersionFile:
-    """Read the version file in the existing `folder`. Raises NewerFormat, Corrupt, OSError."""
+    """Read the version file in `folder`. Raises OSError (missing, unreadable), Corrupt (damaged), NewerFormat."""
     path = join(folder, VERSION_NAME)
     file = disk.open_read(path)
     try:
@@ -346,8 +346,8 @@ IDS_PER_SECOND: Final = 256
 CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
 """The clock's number is an id computed from the wall clock: IDS_PER_SECOND for each second since CLOCK_BEGIN_SECONDS
 (November 2023). Ranges start at this number, so that a copy of a data folder does not allocate ids that the original
-has allocated. For this, the clock's number must be above the original's last range when the copy is started. It is
-above a range of IDS_PER_SECOND ids one second after their lease, and above ID_RANGE_MAX ids 16 seconds after it."""
+has allocated. This works if the clock's number is above the original's last range when the copy is started. For a
+range of IDS_PER_SECOND ids that is so one second after the lease, for ID_RANGE_MAX ids 16 seconds after the lease."""
 CLOCK_ID_MAX: Final = PRODUCER_ID_MAX // 2
 """Upper limit of the clock's number, so that a clock that is wrong by centuries uses up at most half of all ids. A
 correct clock reaches the limit in 2091."""
@@ -366,8 +366,8 @@ class IdAllocator:
 
     A data folder may be an old copy whose original has allocated more ids since. The counter in the copy's catalog is
     then lower than ids that are in use. Therefore a range starts at the clock's number (an id computed from the wall
-    clock, see CLOCK_BEGIN_SECONDS) if that is higher than the counter. Except: if a data folder has no leases yet, its
-    first range starts at the counter.
+    clock, see CLOCK_BEGIN_SECONDS) if that is higher than the counter. There is one exception: the first range of a
+    data folder that has no leases yet starts at the counter.
     """
 
     def __init__(self, catalog: Catalog, clock: Clock) -> None:
@@ -429,7 +429,8 @@ class IdAllocator:
         return max(register.next_id, min(seconds * IDS_PER_SECOND, CLOCK_ID_MAX))
 
     def _next_range_ids(self, wanted: int) -> int:
-        # If the last range was used up faster than IDS_PER_SECOND, the next one is twice as long, else the shortest.
+        # If the last range was used up faster than IDS_PER_SECOND, the next range is twice as long, up to ID_RANGE_MAX.
+        # Otherwise the next range has IDS_PER_SECOND ids, the shortest length.
         used_fast = self._end and self._clock.monotonic() - self._leased_at < self._range_ids / IDS_PER_SECOND
         self._range_ids = min(2 * self._range_ids, ID_RANGE_MAX) if used_fast else IDS_PER_SECOND
         return max(self._range_ids, wanted)

@@ -48,8 +48,8 @@ ID_FIRST: Final = LEASED_ID_FIRST
 """The first id that may be leased. Lower ids are reserved for logs and records that the broker itself writes."""
 
 LOST_IDS_MAX: Final = 1 << 20
-"""If the catalog has lost its counter of ids, so many ids after the highest known one are skipped: they may be in use.
-Ids have 40 bits, enough for a million such repairs."""
+"""If the catalog has lost its counter of ids, this number of ids after the highest known id is skipped, because those
+ids may be in use. Ids have 40 bits, so that a million such repairs are possible."""
 
 LEASE_SPACING_MS: Final = 600_000
 """All leases made within ten minutes are stored as one, with the time of the first. So an id may appear up to ten
@@ -102,8 +102,8 @@ class PartitionOwner(NamedTuple):
 class GroupState:
     """A group in the catalog: last generation, owners of partitions, committed offsets.
 
-    `released` has partitions that their owner released before any offset was committed for them. Such a partition is
-    remembered only if the group has an offset in another partition of the topic: then it counts in the group's lag.
+    `released` has partitions that their owner released before any offset was committed for them. Such a partition
+    counts in the group's lag if the group has an offset in another partition of the topic. Otherwise it is not stored.
     """
 
     __slots__ = ("generation", "offsets", "owners", "released")
@@ -141,7 +141,7 @@ class CatalogState:
         self.groups: dict[str, GroupState] = {}
         self.offsets_count = 0
         self.owners_count = 0
-        """Sums over all groups: `offsets_count` of committed offsets, `owners_count` of `GroupState.owners_count`."""
+        """Sums over all groups. `offsets_count`: the committed offsets. `owners_count`: `GroupState.owners_count`."""
         self.applied_lsns: dict[int, tuple[int, int]] = {}
         """Id of a transaction journal -> position (high, low) of its last commit whose group offsets are in this state.
         `high` is the LSN of the commit entry, `low` is 0."""

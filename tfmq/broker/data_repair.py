@@ -1,8 +1,10 @@
-"""Verify and repair a data folder. Catalog, version file and wrong paths are handled here, the rest by `fsck` modules.
+"""Verify and repair a data folder.
 
-The catalog is rebuilt from its newest valid snapshot, the readable entries after the snapshot, and the folders of the
-partitions, the transaction journal and the delayed messages. A repair that was interrupted, for example by a power cut,
-can be run again. No other process may write in the folder during a repair. docs/operations.md says when to repair.
+This module handles the catalog, the version file, and wrong paths (a folder instead of a file, or vice versa). For all
+other files it calls the `fsck` modules. The catalog is rebuilt from its newest valid snapshot, the readable entries
+after the snapshot, and the folders of the partitions, the transaction journal and the delayed messages. A repair that
+was interrupted, for example by a power cut, can be run again. No other process may write in the folder during a repair.
+docs/operations.md says when to repair.
 """
 
 from __future__ import annotations
@@ -265,7 +267,7 @@ def _resume(topic: str, number: int) -> str:
 
 
 def lost_is_damage(report: VerifyReport) -> VerifyReport:
-    """Change the findings of `report`: the stop of a log counts as damage if its messages are lost. Return `report`."""
+    """In `report`, turn the finding that a log is stopped into damage if the log has lost messages. Return `report`."""
     report.findings = [
         replace(each, what=each.what.removeprefix(STOPPED), weight=DAMAGE)
         if each.what.startswith(tuple(STOPPED + loss for loss in LOSSES))
@@ -334,9 +336,9 @@ class CatalogSurvey:
     """The readable state of the catalog in the data folder `data`. Writes nothing. Raises NewerFormat, OSError.
 
     `faults`: (path, reason) of everything that is missing or damaged in the log or its checkpoint. `notes`: (path,
-    reason) of damaged snapshots. `is_complete`: whether `state` certainly includes all entries: the snapshot includes
-    all entries that the log lost, and no entries after the end of the log can be lost. `end`: an offset at or after the
-    end of every file of the catalog.
+    reason) of damaged snapshots. `is_complete`: whether `state` certainly includes all entries. This is so if the
+    snapshot includes all entries that are missing in the log, and entries after the end of the log cannot be lost.
+    `end`: an offset at or after the end of every file of the catalog.
     """
 
     disk: Disk
@@ -408,7 +410,7 @@ class CatalogSurvey:
             return
 
     def _read_segments(self, bases: list[int], first: int, forced: int) -> int:
-        """Apply every readable entry after the snapshot. Return the end of the last valid block or damaged range."""
+        """Apply every readable entry after the snapshot. Return the end of the last valid or damaged block."""
         end = torn = first
         pending: tuple[str, str, int] | None = None
         for base in bases:
@@ -484,7 +486,7 @@ def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
 
 
 def _add_from_folders(disk: Disk, data: str, register: CatalogState) -> list[str]:
-    """Add to the state the topics, partitions and ids that only the folders show. Return a text for each topic."""
+    """Add to the state the topics, partitions and ids that only the folders show. Return a text per changed topic."""
     said: list[str] = []
     known = register.next_id - 1
     topics: dict[int, tuple[str, int]] = {}
@@ -656,7 +658,7 @@ class PendingTransactions:
 
 
 def _read_table(scan: JournalScan) -> TransactionTable | None:
-    """Return the table of transactions that a start will have; None if it is uncertain because of damage."""
+    """Return the table of transactions that a start will have; None if damage makes that table uncertain."""
     head = scan.start_snapshot
     if head is None or scan.identity is None or scan.head_faults:
         return None
@@ -693,9 +695,9 @@ def _batch_at(scan: JournalScan, lsn: int) -> AppendMsg | None:
 
 
 def _arrivals_in_buckets(disk: Disk, data: str) -> dict[int, int]:
-    """Return {offset: message number} of a place in the arrival log: all messages before it were moved to buckets.
+    """Return {offset: number} of the first message in the arrival log that was not moved to buckets.
 
-    A start reads the arrival log from that offset on. The result is {} if there are no buckets (files of messages by
+    A start reads the arrival log from this offset on. The result is {} if there are no buckets (files of messages by
     due time), or no valid checkpoint of the buckets.
     """
     delay = filenames.join(data, DELAY_FOLDER)
@@ -770,7 +772,7 @@ class DataRepairResult:
 
 
 def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepairResult:
-    """Repair each part of a data folder, even if other parts cannot be repaired. Raises NewerFormat, Full, OSError."""
+    """Repair each part of a data folder. Add a part's Corrupt error to `failed`. Raises NewerFormat, Full, OSError."""
     done = DataRepairResult(repair_paths(disk, data, dry_run=dry_run))
     hidden = frozenset(mended.file for mended in done.folder)
     view = cast(Disk, DiskWithoutPaths(disk, hidden)) if dry_run else disk

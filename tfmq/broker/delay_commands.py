@@ -95,7 +95,7 @@ class DelayCommands:
         self._buckets.abandon()
 
     def status(self) -> dict[str, Any]:
-        """Return the "delay" part of STATUS. Its count `damaged` includes the messages that the start found lost."""
+        """Return the "delay" part of STATUS. Its count `damaged` includes messages that the start reported as lost."""
         found = self.queue.status()
         found["damaged"] += self._lost_messages
         arrivals = self.partition.log.stopped or "open"
@@ -104,7 +104,11 @@ class DelayCommands:
     # Sends with due times
 
     def send(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
-        """Queue a PRODUCE with due times. Raises what a PRODUCE raises, and BadBatch, BadRequest."""
+        """Queue a PRODUCE with due times.
+
+        Raises the errors of `ProduceHandler.produce`, also Busy if too many delayed messages wait. Raises BadRequest if
+        the number of due times is not the number of messages, BadBatch if the bytes cannot be a batch of the partition.
+        """
         data = bytes(body)  # one copy, which all checks use
         target = self._checked_target(request, data)
         work = DelayedProduceAppend(
@@ -121,7 +125,7 @@ class DelayCommands:
         self._writes.enqueue(self.partition, work)
 
     def transaction_batch(self, request: Produce | TransactionBatch, producer_id: int, data: Body) -> IncomingBatch:
-        """Check a delayed batch of a transaction. Return it as the journal stores it. Raises what `send` raises."""
+        """Check a delayed batch of a transaction. Return it as the journal stores it. Raises the errors of `send`."""
         target = self._checked_target(request, data)
         batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)
         self.partition.log.check(batch)
@@ -205,7 +209,7 @@ class DelayCommands:
         return found
 
     def _is_own(self, handle: Handle) -> bool:
-        """Return whether this broker made the handle, and has not given its number to another message since."""
+        """Return whether this broker made the handle, for the message that has the handle's number now."""
         if handle.store_id == self.issuer_of(handle.number):
             return True
         return handle.number < self._epochs.unmarked_end and handle.store_id == self._issuer_in(None)
@@ -213,7 +217,7 @@ class DelayCommands:
     # Lists and counts of delayed messages
 
     def list(self, request: ListDelayed, reply: Reply, session: Session) -> None:
-        """Reply with a page of waiting delayed messages. Raises UnknownTopic, BadRequest."""
+        """Reply with a page of delayed messages. Raises UnknownTopic, UnknownPartition, BadRequest (foreign handle)."""
         keys = self._log_filter(request.topic, request.partition)
         after = None
         if request.after:

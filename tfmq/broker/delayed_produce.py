@@ -2,7 +2,7 @@
 
 The arrival log is a `Partition` outside of all topics. A delayed PRODUCE, or a delayed batch of a committed
 transaction, is stored in one append: an arrival header (a record with the partition and the due times), and then the
-records as their producer sent them. No step handles single messages, only whole batches.
+records as their producer sent them. A batch is always handled as a whole, not message by message.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class DelayedProduceAppend(ProduceAppend):
         self.size_bytes = len(body) + DUE_WORDS * len(request.due or b"") + HEADER_BYTES_MAX
         self._expected: ExpectedArrival | None = None
         self._header: ArrivalHeader | None = None
-        """Arrival header of the stored batch, for the reply; None before the append, or if it is not known any more."""
+        """Arrival header of the stored batch, for the reply. None before the append, or if a duplicate's is deleted."""
         self._first_number = 0
 
     def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
@@ -173,13 +173,13 @@ class DelayedProduceAppend(ProduceAppend):
         super().appended(partition, [answer])
 
     def copy_bytes(self, *, staged: bool = False) -> None:
-        """Copy the records, even if `staged` is set, because the delay queue reads them after the append."""
+        """Copy the records, even if the caller has copies (`staged`): the delay queue reads them after the append."""
         if not self._body_released:
             self._body = bytes(self._body)
             self._release_body()
 
     def _answer_duplicate(self, partition: Partition, repeat: DuplicateBatch) -> None:
-        """Reply with the due times that were stored first, if they are still in the arrival log."""
+        """Reply to a repeated batch, with the due times of the first one if the arrival log still has them."""
         self._first_number = repeat.stored.first_ordinal
         self._run(
             partial(header_before, partition.log, self._first_number),
@@ -209,7 +209,7 @@ class DelayedProduceAppend(ProduceAppend):
         super().rejected(reply.arrival_log_error(error))
 
     def _withdraw(self) -> None:
-        """If the append was announced to the delay queue, tell the queue that it is not written now."""
+        """If the append was announced to the delay queue, withdraw the announcement."""
         expected, self._expected = self._expected, None
         if expected is not None:
             self._queue.append_failed(expected.ticket)
@@ -235,7 +235,8 @@ class DelayedEffectAppend(EffectAppend):
             ahead = self._queue.ahead_ms()
             dues = effective_due_times_at(asked.dues, decided_ms, self._queue.now_ms(), ahead)
             note = notes.arrival_header(asked.log_id, asked.topic, dues, asked.size_bytes, ahead)
-            # Bytes of two adjacent batches never look like a block trailer: the format of arrival headers prevents it.
+            # The batches need no check together: the format of an arrival header prevents that bytes at the border of
+            # two batches look like a block trailer.
             self._batches += arrival_batches(note, *records)
             self._expected.append((ExpectedArrival(note, self._queue.begin_append(dues.low)), records.data))
         return self._batches

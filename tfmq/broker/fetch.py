@@ -65,7 +65,7 @@ class FetchInProgress:
     answered: bool = False
 
     def readable_end(self) -> int:
-        """Return the offset up to which the request may read: the end of the log, or the durable offset."""
+        """Return the end of the log if the request reads also records that are not durable, else the durable offset."""
         log = self.partition.log
         return log.end_offset if self.upto == "written" else log.forced_offset
 

@@ -28,7 +28,8 @@ ONE_BLOCK: Final = 1
 def record_offset(log: Log, offset: int, records: int) -> int:
     """Return the offset of the record that is `records` records after the record at `offset`, in the same block.
 
-    Reads the disk: call it in a worker. Raises what `Log.read` raises.
+    Reads the disk: call it in a worker. Raises NotARecord if a repair has replaced the record, Corrupt if the block is
+    damaged, and the other errors of `Log.read`.
     """
     chunk = log.read(offset, ONE_BLOCK, upto="written")
     if chunk.skip_to != offset:  # a repair replaced the record by a filler
@@ -46,7 +47,8 @@ def ordinal_of(log: Log, offset: int) -> int:
 
     If the offset is the end of the log, or inside a filler (written by a repair in place of lost records), return the
     ordinal of the next record. Return ORDINAL_UNKNOWN if the log cannot be read at the offset, because of damage or a
-    stop. May read the disk: call it in a worker. Raises what `Log.read` raises.
+    stop. May read the disk: call it in a worker. Raises BelowStart or BeyondEnd if the offset is not in the log,
+    NotARecord if no record starts there, OSError.
     """
     if offset == log.end_offset:
         return log.end_ordinal
@@ -142,7 +144,7 @@ class Retention:
         self._timers.after(ROUND_SECONDS, self._start_round, deferrable=True)
 
     def _process_next(self) -> None:
-        """Process partitions up to the next one with retention, and start its retention. `_retained` then continues."""
+        """Process partitions until the retention of one starts. When it ends, `_retained` calls this method again."""
         while self._remaining:
             partition = self._remaining.popleft()
             if partition.deleted or partition.file_work_running:

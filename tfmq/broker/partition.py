@@ -309,7 +309,7 @@ class Partition:
             self._flush()
 
     def set_options(self, options: LogOptions) -> None:
-        """Replace the options of the log. The new options decide about the fsync of data written before, too."""
+        """Replace the options of the log. New flush options also apply to data that is written, but not durable."""
         self.log.set_options(options)
         self.append_bytes_max = min(self._append_bytes_max, options.segment_bytes // APPENDS_PER_SEGMENT)
         if self.log.stopped is None:
@@ -515,7 +515,7 @@ class StagedAppends:
         self.size_bytes = 0
         self.next_sequences: dict[int, int] = {}
         self.last_batch: Batch | None = None
-        """The last staged batch, after which the next staged batch will begin in the log; None if there is none."""
+        """The last staged batch, or None. In the log, the next staged batch will follow directly after it."""
 
     def accepts(self, work: PendingAppend, size_bytes_max: int) -> bool:
         """Return whether `work` has the same source as the staged appends, and fits into `size_bytes_max` with them."""
@@ -537,7 +537,7 @@ class StagedAppends:
         return self.items[-1][0].source
 
     def copy_bytes(self) -> None:
-        """Copy the bytes of all staged appends, for the reason in `PendingAppend.copy_bytes`."""
+        """Copy the bytes of staged appends except effects, because the appends wait longer than this turn."""
         for number, (work, batches) in enumerate(self.items):
             if work.is_effect:
                 continue

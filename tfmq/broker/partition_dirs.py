@@ -87,8 +87,8 @@ class PartitionDirs:
         """Create and open the partitions that the topic lacks. On error none of them stays open.
 
         A folder that an interrupted attempt has left is used. The paths of folders that this call creates are appended
-        to `made`. On error the caller deletes only these folders, because the other ones may contain data. Raises
-        OSError, Full, Corrupt (WrongLog if the folder belongs to another topic), Busy when the broker is stopping.
+        to `made`. On error the caller deletes only these folders, because the other ones may contain data. Raises Busy
+        if the broker is stopping, WrongLog if an existing folder is not of this topic, Corrupt, OSError, Full.
         """
         opened: list[OpenedPartition] = []
         try:
@@ -138,7 +138,7 @@ class PartitionDirs:
                 self.create_archive(archive)
 
     def open(self, topic: TopicRow, number: int) -> OpenedPartition:
-        """Open the log of a partition, with recovery. Raises what `Log.open` raises."""
+        """Open and recover a partition's log. Raises WrongLog (wrong topic), Corrupt, NewerFormat, OSError, Full."""
         producers = self._producers()
         options = self.log_options(topic.name, number, topic.settings)
         if options.archive_folder is not None:

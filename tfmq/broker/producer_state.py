@@ -18,7 +18,7 @@ SNAPSHOT_NAME: Final = "the producers' snapshot"
 _new: Final = tuple.__new__
 """Creates a NamedTuple from a tuple of all its fields, without calling the slower `__new__` of its class."""
 PRODUCERS_OVERSHOOT: Final = 2
-"""At this many times the limit of ids, each new id evicts the longest idle id. Below that, only `expire` evicts."""
+"""With this many times `entries_max` ids, each new id evicts the longest idle id. With fewer, only `expire` evicts."""
 
 LeaseTimeMs = Callable[[int], int | None]
 """Function that returns when an id was leased (wall clock, ms), None if never; see `CatalogState.lease_time_ms`."""

@@ -45,7 +45,7 @@ class RequestHandler:
         self.broker = Broker(config, disk, clock, run, randomness, begin_force)
 
     def start(self) -> None:
-        """Open the data folder; the server then begins to listen. Raises what `tfmq.broker.startup.start` raises."""
+        """Open the data folder. Called before the server listens. Raises the errors of `tfmq.broker.startup.start`."""
         broker = self.broker
         start(broker)
         topics, delay, schedules = broker.topic_admin, broker.delay_commands, broker.schedule_commands

@@ -28,7 +28,7 @@ for a roll of the catalog's log, and for a second deletion."""
 SIZE_BYTES: Final = PIECE_COUNT * PIECE_BYTES
 
 FREE_BYTES_MIN: Final = 8 * SIZE_BYTES
-"""The reserve file is filled only if so many bytes are free, because the last space of a small disk is for messages."""
+"""The reserve file is filled only if at least this many bytes are free. Less free space is left to messages."""
 
 RETRY_SECONDS: Final = 10.0
 """Minimum time between two attempts to bring the file back to its full size."""

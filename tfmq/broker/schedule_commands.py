@@ -29,8 +29,8 @@ Finish = Callable[..., None]
 class ScheduleCommands:
     """The commands for schedules. Changes of one schedule are made one after the other.
 
-    The catalog stores the schedules. The messages that a schedule has sent are recorded in the block trailers of the
-    target partition. A change is durable in the catalog before the reply. A schedule is bound to one partition of one
+    The catalog stores the schedules. The block trailers of the target partition record for which times a schedule has
+    sent messages. A change is durable in the catalog before the reply. A schedule is bound to one partition of one
     incarnation of its topic. If the topic is deleted and created again, the schedule is bound to the new incarnation,
     and sends to it only messages whose time is after the binding.
     """
@@ -79,7 +79,7 @@ class ScheduleCommands:
     # ADD_SCHEDULE
 
     def add(self, request: AddSchedule, body: Body, reply: Reply, session: Session) -> None:
-        """Add a schedule. Reply with the schedule, and whether it is new. Raises BadRequest, MessageTooLarge."""
+        """Add a schedule. Reply with it, and whether it is new. Raises MessageTooLarge, BadRequest (invalid field)."""
         payload = None if request.tombstone else bytes(body)
         size = len(request.attribute) + len(body)
         if size > self._limits["schedule_payload_bytes"]:

@@ -54,7 +54,7 @@ GRACE_MS: Final = 60_000
 """A time counts as missed, so that the misfire rule applies, if no message was sent within this time after it."""
 
 SEND_ALL_MAX: Final = 1_000
-"""Maximum number of missed times for which the rule `all` sends messages; a year has half a million minutes."""
+"""Maximum number of missed times for which the rule `all` sends messages. A minutely schedule has 500,000 a year."""
 
 
 def moments_to_send(cron: CronSchedule, rule: str, after_ms: int, now_ms: int) -> list[int]:
@@ -101,7 +101,7 @@ class Scheduler:
         self.plan(run)
 
     def plan(self, run: RunningSchedule) -> None:
-        """Compute when the schedule is processed next, for example after a send or a change of the schedule."""
+        """Set the time at which the schedule is processed next. Called after a send or a change of the schedule."""
         self.timer.process_at(run, self.next_unresolved(run))
 
     def partition_resumed(self, log_id: int) -> None:
@@ -114,7 +114,7 @@ class Scheduler:
     # The times that a schedule has sent or will send, and the reason if it does not send
 
     def next_unresolved(self, run: RunningSchedule) -> int | None:
-        """Return the first scheduled time, past or future, that was not sent or skipped; None if paused or invalid."""
+        """Return the first scheduled time that was neither sent nor skipped; None for a paused or invalid schedule."""
         if run.row.paused or run.cron is None:
             return None
         return run.cron.next_after(self.resolved_until(run))
@@ -136,7 +136,7 @@ class Scheduler:
         return 0 if applied is None else applied[0]
 
     def next_shown(self, run: RunningSchedule) -> int | None:
-        """Return, for display, the next time for which a message will be sent; None if paused or invalid."""
+        """Return the next time for which a message will be sent, for display; None for a paused or invalid schedule."""
         if run.row.paused or run.cron is None:
             return None
         return run.cron.next_after(max(self.resolved_until(run), self.last_sent(run)))
@@ -154,7 +154,7 @@ class Scheduler:
             run.durable_ms = settled[0]
 
     def trouble(self, run: RunningSchedule) -> str:
-        """Return why the schedule does not or will not send its due messages; "" if it sends them."""
+        """Return why the schedule cannot send messages, now or when they are due; "" if it can."""
         if run.cron is None:
             return run.trouble
         if self._topics.by_incarnation(run.row.incarnation) is None:
@@ -234,7 +234,7 @@ class Scheduler:
     # Appends of messages
 
     def _send_if_allowed(self, run: RunningSchedule, moments: list[int]) -> None:
-        """Send messages for `moments`, except for times sent or skipped meanwhile, for example by a new binding."""
+        """Send messages for `moments`, except for times that a send or a new binding has made obsolete meanwhile."""
         run.is_sending = False
         if not self._may_send(run):
             return
@@ -431,7 +431,7 @@ PAUSE_SECONDS: Final = 0.005
 """Pause between two portions of work, so that other requests are served."""
 
 OBSOLETE_ENTRIES_MAX: Final = 64
-"""The heap is rebuilt above two entries per schedule plus this: then at least half of its entries are obsolete."""
+"""The heap is rebuilt when it has more than this plus two entries per schedule: most entries are obsolete then."""
 
 Step = Callable[[], None]
 

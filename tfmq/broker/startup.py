@@ -116,7 +116,7 @@ def create_forcer(broker: Broker) -> None:
 
 
 def open_catalog(broker: Broker) -> None:
-    """Open the catalog, and create the components that need it. Raises Corrupt if only the catalog is missing."""
+    """Open the catalog, and create the components that need it. Raises Corrupt (damaged, or missing beside data)."""
     children = broker.disk.list(broker.meta)
     if not any(is_partition_file(name, SUFFIX) for name in children):
         for name in broker.disk.list(broker.data):
@@ -128,7 +128,7 @@ def open_catalog(broker: Broker) -> None:
 
 
 def _bind_node(broker: Broker) -> None:
-    """Check that version file and catalog name the same node. Add the id where it is missing. Raises Corrupt."""
+    """Raise Corrupt if version file and catalog name different nodes. Enter the node's id in a catalog without one."""
     known = broker.catalog.state.node
     if known and known != broker.node:
         reason = f"it names the node {broker.node}, and the catalog beside it is of node {known}"
@@ -177,7 +177,7 @@ def open_partitions(broker: Broker) -> None:
 
 
 def skip_known_ids(broker: Broker) -> None:
-    """Skip the producer ids in partitions that the catalog has not leased, because an older catalog was restored."""
+    """If partitions have ids that the catalog has not leased (an older catalog was restored), skip these ids."""
     known = max((each.producers.highest_id for each in broker.topics.partitions()), default=0)
     _skip_ids(broker, known, "the partitions")
 
@@ -244,7 +244,7 @@ STEPS: Final[tuple[Callable[[Broker], None], ...]] = (
 
 
 def start(broker: Broker) -> None:
-    """Start the broker: run all STEPS. Raises Locked, NewerFormat, Corrupt, OSError, Full."""
+    """Start the broker: run all STEPS. Raises Locked (by another process), NewerFormat, Corrupt, OSError, Full."""
     began = broker.clock.monotonic()
     # Garbage collection is off during the start, because the objects that a start creates stay alive. Scanning all
     # objects repeatedly took half of the time of a start with 100,000 prepared transactions.
@@ -521,11 +521,12 @@ def _create_delay(
     broker.retention.extra_partitions.append(partition)
 
 
-# Transactions. If a journal were older than the partitions, new commits would be taken for applied ones and be lost.
+# Transactions. The start fails if the journal is older than the partitions: new commits would be taken for applied
+# ones, and be lost.
 
 
 def open_transaction_store(broker: Broker) -> TransactionStore:
-    """Open the transaction journal of this data folder. Raises Corrupt, NewerFormat, OSError, Full, Stopped."""
+    """Open the transaction journal. Raises Corrupt (missing, damaged, too old), NewerFormat, OSError, Full, Stopped."""
     folder = join(broker.data, TRANSACTIONS_FOLDER)
     _make_store_folder(broker, folder, _require_new_journal)
     store = TransactionStore(

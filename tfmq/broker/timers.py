@@ -51,7 +51,7 @@ class Timers:
         return timer
 
     def after_rounded(self, seconds: float, call: Callable[[], None]) -> Timer:
-        """Schedule `call()` like `after`. Long waits (see ROUNDED_WAIT_MIN) end up to ROUNDING_SECONDS earlier."""
+        """Schedule `call()` like `after`. Long waits (see ROUNDED_WAIT_MIN) are up to ROUNDING_SECONDS shorter."""
         if seconds >= ROUNDED_WAIT_MIN * ROUNDING_SECONDS:
             now = self.now()
             seconds = (now + seconds) // ROUNDING_SECONDS * ROUNDING_SECONDS - now

@@ -65,7 +65,10 @@ class TopicAdmin:
     # METADATA
 
     def metadata(self, request: Metadata, reply: Reply, session: Session) -> None:
-        """Create missing topics if requested. Then reply with the requested topics that exist. Raises UnknownTopic."""
+        """Create missing topics if requested. Then reply with the requested topics that exist.
+
+        Raises UnknownTopic if a topic must be created, but the setting `topics.auto_create` is off.
+        """
         names = sorted(self._topics) if request.topics is None else list(dict.fromkeys(request.topics))
         missing = [name for name in names if name not in self._topics]
 
@@ -103,7 +106,7 @@ class TopicAdmin:
     # CREATE_TOPIC
 
     def create(self, request: CreateTopic, reply: Reply) -> None:
-        """Create a topic. Reply with its incarnation and number of partitions. Raises BadRequest."""
+        """Create a topic. Reply with its incarnation and number of partitions. Raises BadRequest (invalid settings)."""
         settings = check_topic_settings(request.settings)
         count = request.partitions
         if count is None:
@@ -242,7 +245,7 @@ class TopicAdmin:
     # SET_TOPIC, and the settings of topics
 
     def set(self, request: SetTopic, reply: Reply) -> None:
-        """Change the topic's own settings. Reply with them when they are in effect. Raises BadRequest, NotAllowed."""
+        """Change the topic's own settings. Reply with them once they apply. Raises BadRequest (invalid setting)."""
         changed = check_topic_settings(request.settings)
         check_topic_keys(request.unset)
         if CREATION_ONLY_KEY in (*changed, *request.unset):

@@ -99,7 +99,7 @@ class TransactionCommands:
             self._watch_session(session)
 
     def send(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
-        """Add the batch of a PRODUCE to the transaction that it names. Raises what a PRODUCE raises, and BadBatch."""
+        """Add a PRODUCE's batch to its transaction. Raises the errors of `ProduceHandler.produce`, and BadBatch."""
         data = own_body(body, reply)
         piece = self._incoming_batch(request, request.producer_id, data)
         fields: tuple[Any, ...] = ([], ACKS_WRITTEN, False, 0, ORDINAL_UNKNOWN)  # no offsets before the commit
@@ -148,9 +148,10 @@ class TransactionCommands:
     # Transactions in one request
 
     def transact(self, request: Transact, body: Body, reply: Reply, session: Session) -> None:
-        """Execute a whole transaction: send its batches, and commit. Raises what `send` raises.
+        """Execute a whole transaction: send its batches, and commit.
 
-        A repeated request gets the reply to the first one again, also if its topics have been deleted meanwhile.
+        Raises the errors of `send` for each batch, and BadRequest if the batches do not fit the size of the body. A
+        repeated request gets the reply to the first one again, also if its topics have been deleted meanwhile.
         """
         data = own_body(body, reply)
         try:

@@ -52,8 +52,8 @@ def assign(
 
 
 AcceptingMembers = dict[Partition, frozenset[str]]
-"""Partition -> the members that accept it. The partitions are sorted by number, then topic. A member that has too many
-partitions loses the last of these first. Because of the order, the lost partitions are spread over the topics."""
+"""Partition -> the members that accept it. The partitions are sorted by number, then topic. If a member has too
+many partitions, it loses the last ones in this order. So the lost partitions are spread over the topics."""
 
 Strategy = Callable[[AcceptingMembers, Mapping[Partition, str]], dict[Partition, str]]
 
@@ -176,8 +176,8 @@ class _EvenAssignment:
 
     In a chain, a partition of one member is moved to a second member, a partition of the second to a third, and so on.
     An assignment is optimal when no chain brings the numbers of partitions of two members closer together (optimal
-    semi-matching). Chains that start at the member with the most partitions are tried first. A member without such a
-    chain is not tried again, because later moves cannot make one possible. The search ends after SEARCH_STEPS_MAX.
+    semi-matching). Chains that start at the member with the most partitions are tried first. If no chain starts at a
+    member, it is not tried again: later moves cannot make a chain possible. The search ends after SEARCH_STEPS_MAX.
     """
 
     def __init__(self, takers: AcceptingMembers, kept: Mapping[Partition, str]) -> None:

@@ -34,7 +34,7 @@ HEARTBEATS_PER_TIMEOUT: Final = 3
 """The reply to a heartbeat waits for at most the session timeout divided by this, so that two heartbeats may be lost
 before the member expires."""
 LATE_FRACTION: Final = 0.1
-"""If the timeout check of a member is late by more than this part of the timeout, the broker was not running."""
+"""If a member's timeout check is late by more than this part of the timeout, the broker was suspended or overloaded."""
 RETRY_SECONDS: Final = 1.0
 """Time until a group's assignment is planned anew if its catalog entry was not written, for example on a full disk."""
 
@@ -97,7 +97,8 @@ class GroupCoordinator:
 
         The plan at the end of the turn releases the partitions of an earlier member with the same id, and assigns the
         partitions that the new member can get at once. The reply is sent when the catalog entry of this plan is
-        durable. Raises BadRequest, NotAllowed, Fenced.
+        durable. Raises BadRequest (unknown strategy), NotAllowed (a limit is reached), Fenced (the earlier member used
+        a later connection than `session`).
         """
         wishes = _subscription(request.topics, request.strategy, request.only)
         self._check_group_limit(request.group)
@@ -129,8 +130,8 @@ class GroupCoordinator:
     def heartbeat(self, request: Heartbeat, reply: Reply, session: Session) -> None:
         """Process a heartbeat: restart the session timeout, and release partitions that the member does not hold now.
 
-        The reply is sent when the member's assignment changes, or after the requested wait. Raises Fenced, BadRequest,
-        NotAllowed.
+        The reply is sent when the member's assignment changes, or after the requested wait. Raises Fenced (no such
+        member, or it used a later connection), BadRequest (unknown strategy), NotAllowed (limit of subscriptions).
         """
         group, member = self._find_member(request.group, request.member, request.generation, session)
         wanted = request.subscription
@@ -215,10 +216,10 @@ class GroupCoordinator:
         return self._groups.get(name)
 
     def remove_all_members(self, name: str) -> tuple[Group, int]:
-        """Remove all members and owners of a group. Return the group and a new generation. Raises NotAllowed.
+        """Remove all members and owners of a group. Return the group and a new generation.
 
         The caller submits a catalog entry that removes the owners. When the entry is durable or has failed, the caller
-        calls `removal_written`.
+        calls `removal_written`. Raises NotAllowed if the group is unknown, and the limit of groups is reached.
         """
         self._check_group_limit(name)
         group = self._find_or_create(name)

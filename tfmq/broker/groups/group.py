@@ -139,7 +139,7 @@ class Group:
                 del self._living_owners[key]
 
     def restore_member(self, member_id: str, generation: int, now: float) -> Member | None:
-        """Restore a member with its partitions in the catalog, as assigned up to `generation`; None if it has none."""
+        """Restore a member if it owns partitions in the catalog, assigned up to `generation`; else return None."""
         owned = {
             key: owner
             for key, owner in self.row.owners.items()
@@ -216,7 +216,7 @@ class Group:
         return OwnerChanges(grants, freed)
 
     def changes_written(self, changes: OwnerChanges, forced: bool) -> None:
-        """Process the end of a write of `changes`: they are durable (`forced`), or failed with any outcome."""
+        """Process the end of a write of `changes`. If `forced` is False, it failed, perhaps with an unknown outcome."""
         for key, owner in changes.assigned.items():
             in_catalog = self.row.owners.get(key) == owner
             if not forced and in_catalog:
@@ -391,7 +391,7 @@ class GroupSubscription(NamedTuple):
 
     @property
     def name_count(self) -> int:
-        """Number of names in the subscription plus one, so that empty subscriptions count in the limit."""
+        """Number of names plus one, so that empty subscriptions count in the limit `group_subscriptions`, too."""
         return 1 + len(self.topics) + len(self.only or ())
 
 
@@ -455,5 +455,5 @@ class Member:
 
     @property
     def generation(self) -> int:
-        """The generation of the member's join or last assignment, which its requests should have."""
+        """The generation of the member's join or last assignment. The member's requests should name this generation."""
         return max(self.joined, *self.owned.values()) if self.owned else self.joined

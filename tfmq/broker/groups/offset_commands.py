@@ -39,8 +39,12 @@ class OffsetCommands:
     def transaction_rows(
         self, name: str, member_id: str, generation: int, offsets: Sequence[GroupOffset]
     ) -> list[OffsetRow]:
-        """Return the offsets that a transaction will commit. Raises Fenced (not the member's), Busy, NotAllowed."""
-        # The request uses the producer's connection, so it is no activity on the member's connection.
+        """Return the offsets that a transaction will commit.
+
+        Raises Fenced if the member does not own a partition, Busy if another transaction has an offset in doubt,
+        NotAllowed if the offsets exceed the broker's limit.
+        """
+        # None says that the request did not come on the member's own connection, but on the producer's.
         group = self._groups.group_of_member(name, member_id, generation, None)
         # If a partition is named repeatedly, only its last offset is stored.
         known = {place[:2]: (each, place) for each, place in self._existing(offsets)}

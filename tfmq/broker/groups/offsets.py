@@ -53,7 +53,7 @@ class GroupOffsetStore:
         """Commit the offsets `places`. The reply has their number, and the list `fenced` unless that is None.
 
         The catalog entries `before` are written before the offsets, in the same append. `done(error)` is called before
-        the reply. Raises what `require_free` raises.
+        the reply. Raises Busy if a transaction has one of the offsets in doubt, NotAllowed above the limit of offsets.
         """
         self.require_free(group, places)
 
@@ -87,13 +87,16 @@ class GroupOffsetStore:
             )
 
     def require_unlocked(self, group: str, keys: Iterable[Key] | None = None) -> None:
-        """Raise Busy if a transaction has an offset of the group in doubt, for one of `keys` (None: for any)."""
+        """Raise Busy if a transaction has in doubt the group's offset in one of `keys` (None: in any partition)."""
         refusal = self._locks.busy_error(group, keys)
         if refusal is not None:
             raise refusal
 
     def offset_row(self, each: GroupOffset, any_incarnation: bool = False) -> OffsetRow | None:
-        """Return `each` as a row of an OFFSETS entry; None if its topic, incarnation or partition does not exist."""
+        """Return `each` as a row of an OFFSETS entry; None if its topic, incarnation or partition does not exist.
+
+        If `any_incarnation` is set, ANY_INCARNATION in `each` stands for the topic's present incarnation.
+        """
         topic = self._topics.get(each.topic)
         if topic is None or each.partition >= len(topic.partitions):
             return None
@@ -176,7 +179,7 @@ def lag(partition: Partition, place: CommittedOffset | None) -> int:
 
 
 OFFSETS_PER_CHANGE_MAX: Final = 10_000
-"""Maximum offsets in one change of the catalog, unless one effect has more. They take 400 KB, a segment 8 MiB."""
+"""Maximum offsets in one change, unless one effect has more. They take 400 KB, far less than a segment of 8 MiB."""
 
 AppliedCallback = Callable[[AppendResult | None, BaseException | None], None]
 
