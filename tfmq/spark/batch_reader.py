@@ -39,7 +39,7 @@ class BatchReader(DataSourceReader):
 
     @hide_traceback
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the ranges that each task reads. Raises BadRequest, and the errors of `LogReader` and `LossPolicy`."""
+        """Return for each task the ranges that the task reads. If the query cannot begin, a TfmqError says why."""
         with open_log_reader(self._settings.address) as logs:
             # For an empty list Spark would create a partition by itself, which `read` cannot handle.
             return [InputPartition(each) for each in Planner(self._settings, logs).plan_batch() or [()]]
@@ -59,7 +59,7 @@ class RangeReader(NamedTuple):
     fail_on_data_loss: bool
 
     def read(self, ranges: tuple[OffsetRange, ...]) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of `ranges`, one range after the other. Raises the errors of `LossPolicy`, `LogReader`."""
+        """Yield the messages of `ranges` in order. If `fail_on_data_loss` is true, lost messages raise a TfmqError."""
         losses = LossPolicy(self.fail_on_data_loss)
         with open_log_reader(self.address) as logs:
             for each in ranges:

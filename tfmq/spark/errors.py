@@ -29,7 +29,7 @@ from tfmq.spark.ranges import PartitionLog
 
 
 def describe_read_error(error: TfmqError, log: PartitionLog, offset: int | None = None) -> TfmqError:
-    """Return the error for users if a read of `log` has raised `error`. `offset` None: the offset is in `error`."""
+    """Return the error that users see for the `error` of a read of `log` at `offset` (None: `error` has the offset)."""
     if isinstance(error, OffsetOutOfRange):
         return out_of_range_error(log, error.details.get("offset", -1) if offset is None else offset, error)
     if isinstance(error, LogTruncated):

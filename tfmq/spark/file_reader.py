@@ -193,13 +193,17 @@ def _find_cuts(seen: ReadOnlyLog, range: OffsetRange, size: int) -> list[int]:
 
 
 LISTING_ATTEMPTS: Final = 5
-"""How often a topic is listed if partitions are missing, because the broker may be creating or deleting the topic."""
+"""Maximum attempts to list all partitions of a topic: the broker may be creating or deleting the topic at this time."""
 TOPICS_NAMED_MAX: Final = 5
 """Maximum number of topics that an error names."""
 
 
 class FolderTopics:
-    """Topics and partitions in the data folder at `path`. Raises BadRequest (no data folder), NotSupported, OSError."""
+    """Topics and partitions in the data folder at `path`.
+
+    The constructor raises BadRequest if `path` is no data folder, and NotSupported if a newer tfmq has written it. The
+    methods raise OSError if a file cannot be read, and JournalError if a log's checkpoint is damaged.
+    """
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -211,7 +215,7 @@ class FolderTopics:
         return sorted(self._partition_numbers())
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        """Return the topic's partitions by number. Raises UnknownTopic, UnknownPartition, JournalError, OSError."""
+        """Return the topic's partitions by number. Raises UnknownTopic, UnknownPartition (not all are there)."""
         trouble = ""
         for _ in range(LISTING_ATTEMPTS):
             found = self._partition_logs(topic)

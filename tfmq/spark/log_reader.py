@@ -53,13 +53,13 @@ class LogReader(Protocol):
         """Return the `bounds` of each log in `logs`, in order. The requests for all logs are sent at once."""
 
     def offset_at_time(self, log: PartitionLog, ms: int) -> int:
-        """Return the offset of the first append at or after `ms` since 1970; the durable end if there is none."""
+        """Return the offset of the first append at or after `ms` since 1970; the durable offset if there is none."""
 
     def offset_of_ordinal(self, log: PartitionLog, ordinal: int) -> int:
         """Return the offset of the record `ordinal`; the log's start or end if this ordinal is too low or too high."""
 
     def next_message_offset(self, log: PartitionLog, offset: int) -> int:
-        """Return the offset of the first message at or after `offset`, else the durable end. Raises Damaged."""
+        """Return the offset of the first message from `offset` on, or the durable offset. Damage raises Damaged."""
 
     def ordinal_at_or_after(self, log: PartitionLog, offset: int) -> int:
         """Return the ordinal of the first record at or after `offset`; -1 if damage makes the ordinal unreadable."""
@@ -91,10 +91,10 @@ class LogReader(Protocol):
 def open_log_reader(address: SourceAddress, *, wait_for_broker: bool = False) -> LogReader:
     """Open a reader for `address`. A folder is checked now; a broker is contacted only at the first request.
 
-    `wait_for_broker`: let the first request wait up to the timeout for a broker that is down, because the broker was
-    reachable before. Otherwise a broker that cannot be reached is reported after 2 s, since the address may be wrong.
+    `wait_for_broker`: if true, the first request waits up to the timeout for a broker that is down; true is meant for a
+    broker that was reachable before. If false, the first request fails after 2 s, because the address may be wrong.
 
-    Raises BadRequest if not exactly one of `servers` and `path` is given, and the errors of `FolderLogReader`.
+    Raises BadRequest (not exactly one of `servers` and `path`, or no data folder), NotSupported (a newer format).
     """
     if (address.servers is None) == (address.path is None):
         raise BadRequest("Name either servers or path, one of them.", outcome=NOT_DONE)

@@ -13,7 +13,7 @@ from tfmq.errors import TfmqError
 log = logging.getLogger("tfmq.spark")
 
 LOGGED_LOSSES_MAX = 1000
-"""Maximum number of logged losses that are remembered. At this number, the set is emptied, to limit the memory."""
+"""Maximum number of logged losses that are remembered. At this number, all are forgotten, to limit the memory."""
 
 
 class LossPolicy:

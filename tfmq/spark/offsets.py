@@ -33,14 +33,14 @@ Key = tuple[str, int]
 
 
 class PartitionOffset(NamedTuple):
-    """Offset in a partition of a topic's `incarnation` at `broker`. 0 as incarnation, "" as broker: unknown."""
+    """Offset in a partition of one incarnation (0: unknown) of a topic in one broker (its id, "" if unknown)."""
 
     incarnation: int
     offset: int
     broker: str = ""
 
     def is_of_another(self, incarnation: int, broker: str) -> bool:
-        """Return whether this offset is of another incarnation or broker. If either is unknown, it is not compared."""
+        """Return whether this offset is of another incarnation or broker. What is unknown is not compared."""
         return self.incarnation not in (0, incarnation) or ("" not in (self.broker, broker) and self.broker != broker)
 
 
@@ -139,7 +139,11 @@ class OffsetSpec(NamedTuple):
     strict: bool = False
 
     def resolve(self, logs: LogReader, survey: BoundsByPartition, losses: LossPolicy) -> Offsets:
-        """Return the start or end of the query in each partition of `survey`. Raises BadRequest and UnknownTopic."""
+        """Return the start or end of the query in each partition of `survey`.
+
+        Raises BadRequest if the option does not fit the partitions, UnknownTopic if it has offsets of a deleted topic
+        or another broker, OffsetOutOfRange if messages from its offsets on were removed and losses stop the query.
+        """
         if self.by_partition is not None:
             self._check_partitions(survey)
         return {
@@ -191,7 +195,7 @@ class OffsetSpec(NamedTuple):
         return self._resolve_offset(logs, standing, given.offset, losses)
 
     def _resolve_offset(self, logs: LogReader, standing: PartitionBounds, offset: int, losses: LossPolicy) -> int:
-        """Return `offset`; if it is before the log's first offset, report the loss and return the first offset."""
+        """Return `offset`; if the log begins after it, pass the loss to `losses`, and return the log's first offset."""
         (log, bounds), name = standing, standing.log.name
         if offset > bounds.end:
             raise BadRequest(f"{self.option}: {name} ends at {bounds.end}, before {offset}.")

@@ -375,7 +375,7 @@ OPTIONS: tuple[Option, ...] = (
 def parse_options(given: Mapping[str, str], side: Side, query: QueryKind) -> dict[str, Any]:
     """Parse the options in `given` (name -> text). The keys of the result are the option names as in docs/spark.md.
 
-    `side`, `query`: for what the options were given; `query` is "both" if the kind of query is not known yet. Raises
+    `side`: whether a source or a sink got the options · `query`: kind of query, "both" if it is not known yet. Raises
     BadRequest for an unknown option, an option for another side or kind of query, or an invalid value.
     """
     known = {each.name.lower(): each for each in OPTIONS}

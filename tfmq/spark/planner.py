@@ -51,7 +51,7 @@ class Planner:
         self._settings, self._logs, self._now = settings, logs, now
         self._losses = LossPolicy(settings.fail_on_data_loss)
         self._ordinals: dict[tuple[int, int], int] = {}
-        """(log id, offset) -> ordinal, for start and end of the last micro-batch: the next one uses them again."""
+        """(log id, offset) -> ordinal, for start and end of the last micro-batch. The next plan uses them again."""
         self._frozen_bounds: dict[Key, PartitionBounds] | None = None
         self.latest_seen: Offsets | None = None
         """The ends of the partitions at the last `plan_end`; None before the first call."""
@@ -59,7 +59,7 @@ class Planner:
         self._next_turn = 0
 
     def plan_batch(self) -> list[TaskPlan]:
-        """Return the ranges for each task of a batch query. Raises BadRequest, UnknownTopic, errors of `LossPolicy`."""
+        """Return each task's ranges of a batch query. If the options do not fit the topics, a TfmqError says why."""
         assert self._settings.end is not None
         survey = self._initial_bounds()
         start = self._settings.start.resolve(self._logs, survey, self._losses)
@@ -82,7 +82,7 @@ class Planner:
         )
 
     def initial_offsets(self) -> Offsets:
-        """Return the offsets at which a new query begins. Raises BadRequest, UnknownTopic."""
+        """Return where a new query begins. Raises BadRequest (an invalid option), UnknownTopic (no such topic)."""
         return self._settings.start.resolve(self._logs, self._initial_bounds(), self._losses)
 
     def freeze_end(self) -> None:
@@ -117,7 +117,7 @@ class Planner:
         return self._to_offsets(survey, ends)
 
     def plan_micro_batch(self, start: Offsets, end: Offsets) -> list[TaskPlan]:
-        """Return the ranges for each task of the micro-batch from `start` to `end`. Raises errors of `LossPolicy`."""
+        """Return each task's ranges from `start` to `end`. Lost messages raise an error, if failOnDataLoss is true."""
         survey = self._current_bounds(lenient=True)
         ranges = []
         for key in sorted(end):
@@ -256,16 +256,16 @@ class Planner:
     def _end_after_gap(self, log: PartitionLog, begin: int, count: int, last: int) -> int:
         """Return the end of the micro-batch in a partition, if the known ordinal of `begin` is out of date.
 
-        `begin`: start of the micro-batch · `count`: messages that it may have · `last`: end of the partition. The known
-        ordinal is out of date if messages from this ordinal on were lost since it was determined. So this method
-        requests the ordinal of the first message at or after `begin` again, and adds `count` to it.
+        `begin`: start of the micro-batch · `count`: maximum messages of this partition · `last`: end of the partition.
+        The planner keeps known ordinals. If messages from the known ordinal on were lost, this ordinal is too low for
+        `begin`. So this method requests the ordinal of the first message at or after `begin`, and adds `count`.
         """
         ordinal = self._fetch_ordinal(log, begin)
         found = last if ordinal == UNKNOWN_ORDINAL else self._logs.offset_of_ordinal(log, ordinal + count)
         return found if found > begin else self._next_message(log, begin, begin, last)
 
     def _next_message(self, log: PartitionLog, begin: int, offset: int, last: int) -> int:
-        """Return the offset of the first message at or after `offset`; `last` if it is not between `begin` and `last`.
+        """Return the offset of the first message at or after `offset`; `last` unless `begin` < this offset < `last`.
 
         If `offset` is in a damaged part of the log, the result is the start of the damage if that is above `begin`,
         else the end of the damage. The task that reads the damaged part reports the damage.

@@ -31,7 +31,7 @@ class PartitionLog(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Offset and ordinal of a log's first record and of its durable end. An ordinal is -1 if damage hides it."""
+    """Offset and ordinal of a log's first record, and those at its durable offset. Ordinal -1: damage hides it."""
 
     first: int
     end: int

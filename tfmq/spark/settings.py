@@ -25,9 +25,9 @@ TRIGGER_DELAY_SECONDS = 15 * 60.0
 class SourceSettings(NamedTuple):
     """Settings of a source; the options in docs/spark.md explain them. Times are in seconds; None means no limit.
 
-    `end`: where a batch ends; None for a stream · `rows_max`, `bytes_max`, `rows_min`, `trigger_delay`: limits of a
-    micro-batch · `partitions_min`: minimum number of tasks · `rows_per_task`: maximum rows of a task · `group`: the
-    consumer group to which a stream's progress is written, "" for none.
+    `end`: where a batch ends; None for a stream · `rows_max`, `bytes_max`: limits of a micro-batch · `rows_min`: rows
+    for which a micro-batch waits, at most `trigger_delay` · `partitions_min`: minimum number of tasks ·
+    `rows_per_task`: maximum rows of a task · `group`: the group to which a stream's progress is written, "" for none.
     """
 
     address: SourceAddress

@@ -84,7 +84,8 @@ class CommitGroupClient:
         """Commit the transactions of a sequence, with retries until the outcome is known.
 
         Raises `GroupStale` if a later sequence is committed, or if this sequence is committed with another number of
-        rows and `other_total` is not set; `GroupFenced`; `GroupIncomplete`.
+        rows and `other_total` is not set; `GroupFenced` if the run was aborted; `GroupIncomplete` if a transaction is
+        not prepared, for example because it has expired.
         """
         return self._driver.run(commit_group.commit_sequence(self.link, request, self._seconds))
 
@@ -162,6 +163,7 @@ class RowBatcher:
 
     Rows of one partition keep their order. A row is sent to the partition that its column `partition` names, else to
     the partition of its key. If no buffered row has a key, whole batches are sent to one partition after the other.
+    A row without a valid topic name raises BadRequest; a missing topic or partition, UnknownTopic or UnknownPartition.
 
     `find`: returns the metadata of a topic · `topic`: the topic of all rows; "": the column `topic` names it · `first`:
     partition, modulo the number of partitions, for the first row or batch without a key; it differs between tasks, so
@@ -181,7 +183,7 @@ class RowBatcher:
         self._bytes = 0
 
     def add_rows(self, rows: pa.RecordBatch) -> Iterator[MemberBatch]:
-        """Buffer `rows`; yield batches if the buffer is full. Raises BadRequest, UnknownTopic, UnknownPartition."""
+        """Buffer `rows`. If the buffer is full then, yield all its rows as batches."""
         if not len(rows):
             return
         self._rows.append(rows)
@@ -191,7 +193,7 @@ class RowBatcher:
             yield from self.flush()
 
     def flush(self) -> Iterator[MemberBatch]:
-        """Yield all buffered rows as batches. Raises BadRequest, UnknownTopic, UnknownPartition."""
+        """Yield all buffered rows as batches."""
         gathered, self._rows, self._bytes = self._rows, [], 0
         if gathered:
             rows = gathered[0] if len(gathered) == 1 else pa.concat_batches(gathered)

@@ -53,8 +53,8 @@ class BatchSink(DataSourceArrowWriter):
 
     With the options txnAppId and txnVersion the write is idempotent: all writes of the application share a commit
     group, and the version is the sequence. Without these options every write has its own commit group, and a job that
-    runs again writes its rows again. `commit` deletes such a group. After an abort, the broker keeps the group for a
-    day, to reject tasks that are still sending.
+    runs again writes its rows again. `commit` deletes the group of such a write. After an abort, the broker keeps the
+    group for a day, to reject tasks that are still sending.
     """
 
     def __init__(self, settings: SinkSettings) -> None:
@@ -211,7 +211,7 @@ def _current_micro_batch() -> tuple[str, int]:
 
 @contextmanager
 def _add_advice(group: str) -> Iterator[None]:
-    """Add advice to GroupIncomplete (a batch took too long) and GroupStale (an old checkpoint) of the `with` block."""
+    """Add advice if the block raises GroupIncomplete (a batch took too long) or GroupStale (an old checkpoint)."""
     try:
         yield
     except GroupIncomplete as error:

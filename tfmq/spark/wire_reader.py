@@ -185,7 +185,7 @@ class RangeFetch:
         self._call: PendingRequest | None = None
 
     def next_blocks(self) -> Operation[BlockRun | None]:
-        """Return the next blocks of the range; None at its end. Raises the errors of `LogReader.read_blocks`."""
+        """Return the next blocks of the range; None at its end. `LogReader.read_blocks` lists the errors."""
         deadline = self._link.now() + self._timeout
         backoff = Backoff(BUSY_SECONDS, BUSY_SECONDS_MAX)
         while self._offset < self._end:

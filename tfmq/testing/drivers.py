@@ -36,7 +36,7 @@ because tasks may wake each other for several turns before one of them changes t
 STEPS_MAX: Final = 1000
 """Maximum steps by which time advances in one turn of the loop, so that other work of the loop is not delayed."""
 REAL_SECONDS: Final = 5.0
-"""If nothing in the simulation can end a wait, it fails after this real time. Other code may end it before."""
+"""If nothing in the simulation can end a wait, the wait fails after this real time, unless other code ends it first."""
 
 
 class PendingWait(NamedTuple):

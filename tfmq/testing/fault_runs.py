@@ -28,7 +28,7 @@ FAULTS_SHOWN_MAX: Final = 20  # maximum faults that the report of a failure list
 
 
 def marker_arguments(item: Any) -> tuple[tuple[str, ...], int]:
-    """Return the kinds of faults and the maximum number of runs that the test's marker sets. Raises `BadRequest`."""
+    """Return fault kinds and maximum runs of the test's marker. Raises `BadRequest` (bad marker, no `tfmq_broker`)."""
 
     def read(faults: Sequence[str] = KINDS, runs: int = DEFAULT_RUNS_MAX) -> tuple[tuple[str, ...], int]:
         return (faults,) if isinstance(faults, str) else tuple(faults), runs

@@ -20,9 +20,9 @@ from tfmq.testing.clock import VirtualClock
 from tfmq.testing.server import SimulatedServer
 
 WAIT_SECONDS_MAX: Final = 3600.0
-"""Longer than all deadlines of a client: a wait without a timeout that lasts longer will never end."""
+"""All deadlines of clients are shorter. So if a wait without a timeout takes this long, it will never end."""
 ROUNDS_MAX: Final = 100_000
-"""More rounds than this mean an internal error: broker or client reports that work is due, but does not do it."""
+"""Maximum rounds of `settle`. More mean an internal error: broker or client reports due work, but does not do it."""
 NEVER: Final = float("inf")
 
 
@@ -184,7 +184,7 @@ class Simulation:
 
     @contextmanager
     def client_call(self) -> Iterator[None]:
-        """Context of one call of a client. In all, it may wait for WAIT_SECONDS_MAX, or its longest timeout if more."""
+        """Context of one client call. Its waits may take WAIT_SECONDS_MAX in sum, or the longest timeout if longer."""
         before = self._call_started, self._longest_wait
         self._call_started, self._longest_wait = self.clock.monotonic(), 0.0
         try:
@@ -213,8 +213,8 @@ class Simulation:
 def has_own_deadline(client: SimulatedClient, targets: Iterable[Future]) -> bool:
     """Return whether a wait for `targets` ends at some time, although the caller gave no timeout.
 
-    A request is answered or fails at its deadline, and so does a message that a producer sends. Only a consumer that
-    waits for new messages may wait forever.
+    Requests, and messages that a producer sends, have deadlines at which they fail. Only a consumer that waits for new
+    messages may wait forever.
     """
     if any(getattr(target, "deadline", NEVER) != NEVER for target in targets):
         return True

@@ -34,8 +34,8 @@ from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog
 PIECE_BYTES: Final = 64 << 20
 STEP_BYTES: Final = 4 << 30
 CHECKPOINT_LAG_SECONDS: Final = 3.0
-"""How long to wait if a data folder's log ends before the archive does. The broker writes the log's checkpoint up to
-1 s after an fsync, so the checkpoint may name an end that is too low."""
+"""If a log in a data folder seems to end before its archive, the log's checkpoint is read again for up to this long. A
+broker writes the checkpoint up to 1 s after an fsync, so the checkpoint may name an end that is too low."""
 
 
 class ArchiveOptions(NamedTuple):
@@ -113,8 +113,9 @@ class TopicArchiver:
         """Archive all messages of the topic that exist when the run starts and are not archived yet.
 
         `show` is called with the number of bytes of log to archive. Raises Busy (another run archives this topic),
-        OffsetOutOfRange (messages were deleted before they were archived, and `on_loss` is "stop"), LogTruncated,
-        UnknownTopic, BadRequest, Damaged, and the errors of `LogReader`.
+        OffsetOutOfRange (messages were deleted before they were archived, and `on_loss` is "stop"), LogTruncated (the
+        log ends before the archive), BadRequest (the archive has this topic from another broker), Damaged (the log or
+        the archive), UnknownTopic, ConnectionFailed, TimedOut.
         """
         folder = self._options.folder
         busy = f"Another run archives {self._topic} into {folder} now: wait until it has ended."
@@ -199,9 +200,9 @@ class TopicArchiver:
         return list(zip(logs, self._logs.all_bounds(logs), strict=True))
 
     def _find_new(self, ends: dict[tuple[int, int], int]) -> tuple[int, NewRanges]:
-        """Return the number of partitions and the ranges after `ends`. Raises LogTruncated if a log ends before `ends`.
+        """Return the number of the topic's partitions, and the ranges that are not archived yet: those after `ends`.
 
-        A log in a data folder is read again for up to CHECKPOINT_LAG_SECONDS before LogTruncated is raised.
+        Raises LogTruncated if a log ends before `ends`; in a data folder, only after CHECKPOINT_LAG_SECONDS of retries.
         """
         deadline = time.monotonic() + CHECKPOINT_LAG_SECONDS
         while True:
@@ -219,7 +220,7 @@ class TopicArchiver:
         return self._logs.offset_at_time(log, self._options.since_ms)
 
     def _execute(self, plan: Plan, ends: dict[tuple[int, int], int], progress: Progress) -> dict[tuple[int, int], int]:
-        """Run the tasks of `plan`, write its manifest, and return the new `ends`: where the archive ends."""
+        """Run the tasks of `plan`, write its manifest, and return where the archive then ends in each partition."""
         work = partial(archive_piece, self._options, self._topic)
         written = self._run(work, plan.pieces, progress, f"archive {self._topic}, step {plan.step}")
         after = ends_after(ends, plan.pieces, plan.gaps)
@@ -230,7 +231,7 @@ class TopicArchiver:
 
 
 class NewRanges(NamedTuple):
-    """The ranges that a run archives, set at its start, and the `gaps`: offsets deleted before they were archived."""
+    """The ranges that are still to be archived in a run, and the `gaps`: offsets deleted before they were archived."""
 
     ranges: tuple[OffsetRange, ...]
     gaps: tuple[Gap, ...]
@@ -279,7 +280,7 @@ def find_new_ranges(
 def plan_step(
     logs: LogReader, survey: NewRanges, step_bytes: int, piece_bytes: int
 ) -> tuple[list[ArchivePiece], NewRanges]:
-    """Return the pieces of a step (about `piece_bytes` each, `step_bytes` in sum), and the ranges after the step."""
+    """Return the pieces of a step (about `piece_bytes` each, `step_bytes` in sum), and the ranges for later steps."""
     pieces: list[ArchivePiece] = []
     left: list[OffsetRange] = []
     share = max(1, step_bytes // max(1, len(survey.ranges)))
@@ -298,7 +299,7 @@ def plan_step(
 def drop_lost(
     pieces: Sequence[ArchivePiece], found: Sequence[tuple[PartitionLog, Bounds]]
 ) -> tuple[list[ArchivePiece], list[ArchivePiece], list[Gap]]:
-    """Return three lists: the readable part of each of `pieces`, the pieces with deleted messages, and their gaps."""
+    """Return the parts of `pieces` that the broker still has, the pieces that lost a part, and the lost parts."""
     firsts = {(log.incarnation, log.partition): bounds.first for log, bounds in found}
     kept, changed, gaps = [], [], []
     for each in pieces:

@@ -201,7 +201,7 @@ class ArchiveFile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan of a step: pieces to archive, and the gaps before these pieces. `node`: broker's id, "" if unknown."""
+    """The plan of a step: pieces to archive, and offsets deleted before (gaps). `node`: broker's id, "" if unknown."""
 
     step: int
     topic: str
@@ -232,7 +232,7 @@ def encode_object(body: dict[str, Any]) -> bytes:
 
 
 def decode_object(path: str, data: bytes) -> dict[str, Any]:
-    """Decode the JSON of a plan or manifest and verify its CRC. Raises Damaged or NotSupported, which name `path`."""
+    """Decode a plan or manifest. Errors name `path`: Damaged (no JSON, wrong CRC), NotSupported (another version)."""
     try:
         body = json.loads(data)
         crc = body.pop("crc")
@@ -279,14 +279,17 @@ def parse_manifest(body: dict[str, Any]) -> Manifest:
 
 
 class ArchiveFolder:
-    """Reads and writes plans and manifests of an archive. `id` is permanent, also in copies of the archive."""
+    """Reads and writes plans and manifests of an archive. `id` is permanent, also in copies of the archive.
+
+    A method that reads a file raises Damaged if the CRC is wrong, and NotSupported if the format version is unknown.
+    """
 
     def __init__(self, folder: Path, archive_id: str) -> None:
         self.folder, self.id = folder, archive_id
 
     @classmethod
     def open(cls, folder: Path) -> ArchiveFolder:
-        """Open an archive. Raises BadRequest (no archive), Damaged, NotSupported."""
+        """Open an archive. Raises BadRequest if there is none in `folder`."""
         path = folder / ARCHIVE_FILE
         if not path.is_file():
             raise BadRequest(
@@ -296,7 +299,7 @@ class ArchiveFolder:
 
     @classmethod
     def open_or_create(cls, folder: Path) -> ArchiveFolder:
-        """Open the archive in `folder`, or create one. Raises BadRequest (other files in it), Damaged, NotSupported."""
+        """Open the archive in `folder`, or create one. Raises BadRequest (it has other files, or is not writable)."""
         create_output_folder(folder)
         if (folder / ARCHIVE_FILE).is_file():
             return cls.open(folder)
@@ -328,12 +331,12 @@ class ArchiveFolder:
         return found
 
     def manifest(self, topic: str, step: int) -> Manifest:
-        """Read the manifest of a completed step. Raises Damaged, NotSupported."""
+        """Read the manifest of a completed step."""
         path = self.folder / manifest_path(topic, step)
         return parse_manifest(decode_object(str(path), path.read_bytes()))
 
     def manifests(self, topic: str) -> list[Manifest]:
-        """Read the manifests of all completed steps, in order. Raises Damaged, NotSupported."""
+        """Read the manifests of all completed steps, in order. Raises Damaged if one of them is missing."""
         return [self.manifest(topic, step) for step in self.steps(topic)]
 
     def check_no_lost_step(self, topic: str, last: Manifest | None) -> None:
@@ -358,7 +361,7 @@ class ArchiveFolder:
                 )
 
     def started_plan(self, topic: str, step: int) -> Plan | None:
-        """Return the plan of `step`; None if the step is not started, or is completed. Raises Damaged, NotSupported."""
+        """Return the plan of `step`; None if the step is not started, or is completed."""
         path = self.folder / plan_path(topic, step)
         return parse_plan(decode_object(str(path), path.read_bytes())) if path.is_file() else None
 

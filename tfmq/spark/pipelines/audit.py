@@ -144,7 +144,7 @@ def _undecided_finding(logs: Sequence[AuditedLog], found: audit_compare.Undecide
 
 
 LOCATED_REPEATS_MAX: Final = 100
-"""Maximum number of repeats for which a task that compares facts reads the exact offsets from the files."""
+"""Maximum number of repeats (messages that are stored twice) of which one task reads the exact offsets in the files."""
 
 
 class AuditJobs:
@@ -164,7 +164,7 @@ class AuditJobs:
         self.found: list[PieceResult] = []
 
     def check_pieces(self, pieces: Sequence[AuditPiece], progress: Progress) -> None:
-        """Check all pieces in tasks, and set `found` to the results. Raises the errors of Spark."""
+        """Check all pieces in tasks, and set `found` to the results. If a task fails, the error of Spark is raised."""
         if not pieces:
             return
         logs, folders = self._broadcast(self._logs), self._folders
@@ -188,7 +188,11 @@ class AuditJobs:
     def compare_facts(
         self, more: Sequence[Facts], standings: Mapping[int, AppliedState], known: Mapping[int, JournalCoverage]
     ) -> list[ComparisonResult]:
-        """Compare the facts of all pieces and `more`. `standings`: by log number; `known`: by number of the folder."""
+        """Compare the facts of all pieces and of the transaction journals (`more`), and return the faults of each part.
+
+        `standings`: log number -> which commits were applied to the log · `known`: number of the data folder -> which
+        LSN ranges its transaction journal still has.
+        """
         context = self._context
         parts = max(1, context.defaultParallelism)
         mine: Any = context.parallelize(list(more), max(1, len(more)))
@@ -230,7 +234,7 @@ COLUMNS = ("kind", "data", "topic", "partition", "segment", "first", "next", "te
 
 
 def audit_folders(context: SparkContext, folders: Sequence[str], progress: Progress) -> AuditResult:
-    """Audit the data folders `folders`. Raises BadRequest (no data folder), OSError."""
+    """Audit the data folders `folders`. Raises BadRequest (no data folder), OSError (a folder cannot be read)."""
     begun = time.perf_counter()
     disk = RealDisk()
     folders = list(dict.fromkeys(folder.rstrip("/") or "/" for folder in folders))
@@ -257,7 +261,7 @@ def audit_folders(context: SparkContext, folders: Sequence[str], progress: Progr
 def read_journal_facts(
     context: SparkContext, folders: Sequence[str], logs: Sequence[AuditedLog]
 ) -> tuple[list[Facts], dict[int, JournalCoverage], list[Finding]]:
-    """Return the facts of all transaction journals, the coverage of each (by number of its folder), and findings."""
+    """Return the facts of all transaction journals, folder number -> LSN ranges that are still there, and findings."""
     journals = [audit_journal.plan_journal(RealDisk(), data) for data in folders]
     files = [file for journal in journals for file in journal.files]
     read: list[tuple[str, audit_journal.JournalFileContents]] = []

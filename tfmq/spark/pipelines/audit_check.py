@@ -288,7 +288,10 @@ SourcePosition = tuple[int, int]
 
 
 class DamagedRange(NamedTuple):
-    """Unreadable offsets [first, next). `before`, `after`: nearest source positions. `end`: no valid block follows."""
+    """Unreadable offsets [first, next) of a piece. `end`: no valid block follows in the piece.
+
+    `before`, `after`: the nearest source positions before and after the range in the piece; None: there is none.
+    """
 
     first: int
     next: int
@@ -383,7 +386,7 @@ class _PieceChecker:
             self.result.first_ordinal = good.trailer.first_ordinal
 
     def _add_damaged_range(self, position: int, reason: str, end: bool) -> None:
-        """Record unreadable bytes up to `position`: damage, or the torn end of a log. `end`: no valid block follows."""
+        """Record damage, or a torn end of the log, from `self.offset` to `position`. `end`: no valid block follows."""
         result = self.result
         first, self.offset = self.offset, self.piece.base + position
         self.previous, result.next_ordinal = None, None

@@ -99,7 +99,7 @@ class ComparisonResult(NamedTuple):
 def compare_sides(
     facts: Facts, applied_states: Mapping[int, AppliedState], coverage: Mapping[int, JournalCoverage]
 ) -> ComparisonResult:
-    """Compare the facts of one part. `applied_states`: by number of the log; `coverage`: by number of the folder."""
+    """Return the faults in one part of the facts. Keys: log number in `applied_states`, folder number in `coverage`."""
     repeats: list[RepeatedMessages] = []
     lacks: list[MissingMessages] = []
     excesses: list[UncommittedMessages] = []
@@ -147,7 +147,8 @@ def find_missing(
 ) -> tuple[list[MissingMessages], int]:
     """Find the committed messages (`wanted`) that are not in the logs (`runs`).
 
-    Return the lost messages, and the number of messages that by `standings` are not applied to their logs yet.
+    Return the lost messages, and the number of messages that are not applied yet: their source position is after the
+    last one applied to their log, which `standings` has (by log number).
     """
     found: list[MissingMessages] = []
     late = 0
@@ -207,7 +208,7 @@ def _count_covered(runs: Facts, asked: Facts) -> Array:
 
 
 def _count_below(starts: Array, ends: Array, before: Array, ids: Array) -> Array:
-    """Count for each of `ids` the smaller ids in ranges [starts, ends). `before`: number of ids before each range."""
+    """For each of `ids`, count smaller ids in the ranges [starts, ends). `before`: number of ids in earlier ranges."""
     at = np.searchsorted(starts, ids, side="right")
     last = np.maximum(at, 1) - 1
     inside = np.minimum(ids, ends[last]) - np.minimum(starts[last], ids)

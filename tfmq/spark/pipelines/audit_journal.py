@@ -27,7 +27,7 @@ from tfmq.transaction import journal_records as records
 COMMITS: Final = (records.CommitRecord, records.LocalCommitRecord, records.HeuristicCommitRecord)
 ROLLBACKS: Final = (records.RollbackRecord, records.LocalRollbackRecord, records.HeuristicRollbackRecord)
 UNKNOWN_NUMBER: Final = 1 << 62
-"""Used for the number of a message within its commit if unknown, for example after a journal file was deleted."""
+"""Stands for an unknown number of a message within its commit, for example because a journal file was deleted."""
 
 
 class JournalFilePlan(NamedTuple):
@@ -53,7 +53,7 @@ class JournalPlan(NamedTuple):
 class JournalMessages(NamedTuple):
     """Consecutive messages of a transaction in one journal entry.
 
-    `place`: LSN of the entry · `copied`: compaction has made the entry as a copy; `place` is the LSN of the original.
+    `place`: LSN of the entry; if compaction copied the entry, LSN of the original · `copied`: the entry is such a copy.
     """
 
     place: int
@@ -249,7 +249,7 @@ def _number_messages(
 def _unnumbered_decisions(
     found: Sequence[JournalFileContents], messages: Collection[JournalMessages], of_epoch: Mapping[int, tuple[int, int]]
 ) -> set[int]:
-    """Return the LSNs of commits of which some messages are copies, or were deleted with their journal file."""
+    """Return the LSNs of commits with messages that are found only as copies, or not at all (the file is deleted)."""
     has: Counter[int] = Counter()
     for message in messages:
         has[message.epoch] += message.count

@@ -1,7 +1,7 @@
 """Plan of an audit: the logs in data folders, with their segments split into pieces; and the class of findings.
 
-To make the plan, only file names and sizes, checkpoints, indexes and the catalog of topics are read. A piece begins and
-ends between two blocks, which the block trailer (the bytes that close a block) before the cut confirms. So tasks can
+To make the plan, only file names and sizes, checkpoints, indexes and the catalog of topics are read. A segment is
+cut only where a valid block trailer (the bytes that close a block) ends. So each piece has whole blocks, and tasks can
 check pieces independently and in any order.
 """
 
@@ -258,7 +258,7 @@ def _split_segments(disk: Disk, log: AuditedLog, piece_bytes: int) -> list[Audit
 
 
 def _find_cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes: int) -> list[int]:
-    """Return positions, about `piece_bytes` apart, at which blocks end, as the block trailer before each confirms."""
+    """Return positions at which blocks end, about `piece_bytes` apart. Before each, a valid block trailer was read."""
     if log.log_id is None or segment.size < 2 * piece_bytes:
         return []
     path = filenames.join(log.path, filenames.index_name(segment.base))

@@ -53,7 +53,7 @@ class Job:
 
     @contextmanager
     def spark(self) -> Iterator[SparkSession]:
-        """Yield the active Spark session, or start one for the `with` block. Raises the errors of `start_session`."""
+        """Yield the session, or start one for the block. Raises NotSupported (no Java), BadRequest (unknown master)."""
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
@@ -166,7 +166,7 @@ def parse_window(since: datetime | None, until: datetime | None) -> tuple[int | 
 
 
 def run_command(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run `command` with `arguments`; print its error; return its exit code. `name` "": the group of all pipelines."""
+    """Run `command`, print its error if it fails, and return its exit code. `name`: pipeline; "": the group of all."""
     code = tfmq_command.run(arguments, command, f"{PROGRAM}.{name}" if name else PROGRAM)
     if code == tfmq_command.INTERRUPTED:
         click.echo("tfmq: interrupted. Run the same command again: the result is that of one complete run.", err=True)

@@ -31,7 +31,7 @@ COLUMNS: Final = project(("offset", "id"))
 
 
 class LetterClaim(NamedTuple):
-    """A dead letter's claim that message `id` is at `offset` of a partition. `resent`: a redrive sent the message."""
+    """A dead letter's statement that message `id` is at `offset` of a partition. `resent`: a redrive sent it there."""
 
     offset: int
     id: int
@@ -85,7 +85,7 @@ def check_claims(claim_check: ClaimCheck) -> TaskResult[list[Fault]]:
 
 
 def _read_id(logs: LogReader, decoder: Decoder, log: PartitionLog, offset: int) -> tuple[int | None, int]:
-    """Return the id of the message at `offset` (0: none begins there; None: it is deleted) and the bytes read."""
+    """Return (id of the message at `offset`, bytes read). Id 0: no message begins there; None: it is deleted."""
     bounds = logs.bounds(log)
     if offset < bounds.first:
         return None, 0
@@ -195,7 +195,10 @@ class Balance(NamedTuple):
 def make_balance(
     positions: Sequence[GroupPosition], letter_summaries: Sequence[LetterSummary], incarnations: Mapping[int, str]
 ) -> Balance:
-    """Compare the groups' positions with the dead letters. `incarnations`: incarnation -> name, of existing topics."""
+    """Count the messages of each group and partition, and find discrepancies between offsets and dead letters.
+
+    `incarnations`: incarnation -> name, of the topics that exist.
+    """
     faults: list[Fault] = []
     letters: dict[tuple[str, int, int], list[LetterSummary]] = {}
     for letter in _unique_letters(letter_summaries, faults):
@@ -239,7 +242,7 @@ def _make_row(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Row:
 
 
 def consumed_count(standing: GroupPosition) -> int:
-    """Return the number of messages before the group's committed offset; -1 if unknown."""
+    """Return the number of messages before a group's offset; -1 if the lag is unknown or messages there are deleted."""
     if standing.offset < 0:
         return 0
     if standing.lag < 0 or standing.offset < standing.first_offset:
@@ -281,7 +284,7 @@ def _find_faults(standing: GroupPosition, letters: Sequence[LetterSummary]) -> I
 
 
 def _orphaned_letters(group: str, partition: int, letters: Sequence[LetterSummary], topic: str | None) -> Fault:
-    """Return the discrepancy for `letters` of a group without position in `partition`. `topic`: None if deleted."""
+    """Return the discrepancy for letters of a group without an offset in `partition`. `topic` None: no such topic."""
     said = with_noun(len(letters), "letter")
     open_ones = sum(letter.state in (*OPEN_STATES, model.DEAD) for letter in letters)
     if topic is None:

@@ -96,7 +96,7 @@ def plan_steps(
 
 
 def _split_into_steps(files: list[ArchiveFile], step_bytes: int) -> Iterator[tuple[ReplayPart, ...]]:
-    """Yield the parts of each step, one for each partition with files left; a step has about `step_bytes` of log."""
+    """Yield for each step its parts: one for each partition that still has files, about `step_bytes` of log in sum."""
     waiting: dict[int, list[ArchiveFile]] = {}
     for each in sorted(files, key=lambda file: (file.partition, file.first_offset)):
         waiting.setdefault(each.partition, []).append(each)
@@ -203,8 +203,8 @@ class ReplayRun:
     def replay_new(self, show: ShowProgress) -> ReplayResult:
         """Send all archived messages that match the filter and that earlier runs did not send.
 
-        `show` is called with the number of bytes to send. Raises BadRequest, UnknownTopic (the archive does not have
-        the topic), Damaged, and the errors of the broker.
+        `show` is called with the number of bytes to send. Raises UnknownTopic (the archive does not have the topic),
+        BadRequest (the options do not permit this replay), Damaged (an archive file), or the error of the broker.
         """
         manifests = self._read_manifests()
         target = self._open_target(manifests[-1])

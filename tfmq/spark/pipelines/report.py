@@ -287,7 +287,7 @@ def report(
 def measure_topics(
     address: SourceAddress, widths: Mapping[str, int], window: TimeRange, size_bytes: int, job: Job
 ) -> list[TopicFigures]:
-    """Let Spark read and count the messages. `widths`: topic -> seconds of a time bin. Raises errors of the source."""
+    """Let Spark count the messages. `widths`: topic -> seconds of a time bin. Raises the TfmqError of a failed task."""
     with ExitStack() as stack:
         session = stack.enter_context(job.spark())
         progress = stack.enter_context(show_progress(job.output, "reading", size_bytes))

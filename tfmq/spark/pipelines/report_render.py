@@ -280,7 +280,7 @@ PLAIN: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 GROUPS_SHOWN: Final = 8
 COLUMNS: Final = 40
 NARROW_RATIO: Final = 300.0
-"""A logarithmic axis with a smaller ratio of end to start has ticks at 2 and 5 times each power of ten, too."""
+"""If end / start of a logarithmic axis is below this ratio, it also has ticks at 2 and 5 times each power of ten."""
 ZERO_POSITION: Final = 0.5
 
 

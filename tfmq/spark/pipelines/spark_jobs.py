@@ -154,7 +154,7 @@ class TaskFailure(NamedTuple):
 
 
 def attempt(work: Callable[[Item], TaskResult[Result]], item: Item) -> TaskResult[Result] | TaskFailure:
-    """Call `work(item)`; return its result, or an expected error. After any other error Spark repeats the task."""
+    """Return `work(item)`, or a TaskFailure for an error of tfmq or a file. After others, Spark repeats the task."""
     try:
         return work(item)
     except TfmqError as error:
