@@ -98,7 +98,7 @@ class Producer:
     ) -> Delivery:
         """Send one message without waiting, and return its delivery handle, which may be awaited.
 
-        Raises `Busy` if the buffer is full, and the errors of `send` for its arguments.
+        Raises `Busy` if the buffer is full. Invalid arguments raise the same errors as in `send`.
         """
         self._driver.check_caller()
         core = self._core

@@ -50,7 +50,7 @@ class Transaction(TransactionHandle):
         *,
         deliver_at: Moment | None = None,
     ) -> Delivery:
-        """In asyncio too the result is the delivery handle, which may be awaited after the commit."""
+        """In asyncio: the awaited result is the delivery handle, which may itself be awaited after the commit."""
         self._driver.check_caller()
         core = self._core
         message = self._producer.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)

@@ -3,9 +3,9 @@
 Transactions (`tfmq.transaction.applier`) and delayed messages (`tfmq.delay.target_queue`) are two sources of effects
 (changes of a target, `tfmq.apply_target`), and each source has one `ApplyQueue` for each target. A target stores only
 the highest position that it has from a source; all lower positions then count as applied. So a queue has one operation
-at a time, and a later effect is never written before an earlier one. After a start, an error or a resumption of the
-target, the queue first reads that position from the target, and removes the effects that the target has. If a target
-rejects effects, only the queue of that target is blocked; it tries again later.
+at a time, and a later effect is never written before an earlier one. After a start, after an error, and after a stopped
+target was resumed, the queue first reads the highest stored position from the target, and removes the effects up to
+that position. If a target rejects effects, only the queue of that target is blocked; it tries again later.
 
 All methods are called in the broker's thread.
 """
@@ -25,7 +25,8 @@ from tfmq.errors import UnknownTopic
 
 RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
-"""First and longest pause before a target that rejects effects is tried again. Each pause is twice the previous one."""
+"""A target that rejects effects is tried again after a pause. The first pause is RETRY_SECONDS. Each later pause is
+twice the previous one, at most RETRY_SECONDS_MAX."""
 IN_FLIGHT_BYTES_MAX: Final = 512 << 10
 """Maximum number of bytes that all queues of one source together have written and that are not durable yet.
 
@@ -35,7 +36,7 @@ send of another client took 4.6 ms (p99 9.3) with a maximum of 8 MiB, and 1.6 ms
 
 
 class InFlightLimit:
-    """Limits a number of bytes, such as the bytes that all queues of a source have written and that are not durable."""
+    """Limits what all queues of one source have in progress, for example written bytes until they are durable."""
 
     def __init__(self, maximum: int | None = None) -> None:
         self._maximum = IN_FLIGHT_BYTES_MAX if maximum is None else maximum
@@ -58,7 +59,8 @@ class InFlightLimit:
         return not self.in_flight_bytes or self.in_flight_bytes + size_bytes <= self._maximum
 
     def release(self, size_bytes: int) -> None:
-        """Stop counting bytes that are durable or not written, or whose target stopped. Then serve waiting callers."""
+        """Stop counting `size_bytes`, then serve waiting callers. Called when the bytes are durable, when they were not
+        written, and when their target has stopped."""
         self.in_flight_bytes -= size_bytes
         # If a `go` called below calls `release`, that inner call returns here, and the outer loop continues. Otherwise
         # thousands of calls could be nested.
@@ -106,7 +108,7 @@ class ApplyQueue(ABC):
 
     @abstractmethod
     def _drop_applied(self, applied: tuple[int, int] | None) -> bool:
-        """Remove the effects up to the position `applied`, none if it is None. Return whether `_send` may be called."""
+        """Remove the effects up to the position `applied` (None: no effects). Return whether to call `_send` now."""
 
     @abstractmethod
     def drop_all(self) -> None:
@@ -142,7 +144,7 @@ class ApplyQueue(ABC):
     # Blocked targets
 
     def target_resumed(self) -> None:
-        """Check the target, which was stopped and was resumed: effects that it had not made durable may be lost."""
+        """Check the target after its resumption: effects that were not durable when the target stopped may be lost."""
         self.retry()
 
     def retry(self) -> None:
@@ -237,7 +239,7 @@ class ApplyQueues(Generic[Queue]):
         self._on_ready()
 
     def continue_next_turn(self, queue: Queue) -> None:
-        """Continue this queue in the next turn of the broker, because the source has used up its limit of this turn."""
+        """Mark `queue` as ready in the broker's next turn. Called when the source may apply no more in this turn."""
         if not self._next_turn:
             self.timers.after(0.0, self._start_turn)
         self._next_turn[queue] = None

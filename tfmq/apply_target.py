@@ -115,7 +115,8 @@ AppliedCallback: TypeAlias = Callable[[AppendResult | None, BaseException | None
 """Called with (result, None) when the effect is written, with (None, error) when it failed."""
 
 DurableCallback: TypeAlias = Callable[[BaseException | None], None]
-"""Called with None when an effect is durable; with an error if its target must be resumed before it can be durable."""
+"""Called with None when an effect is durable or its target was deleted; with an error if the target is stopped, or was
+resumed without the effect."""
 
 RunInWorker: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 """run(fn, done): call `fn()` in any thread, then `done(result, error)` in the broker's thread."""
@@ -159,9 +160,9 @@ class ApplyTarget(Protocol):
     def last_durable(self, key: int, source: SourceId) -> tuple[int, int] | None:
         """Return the highest position (high, low) from `source` that is durable in the target `key`; None if none is.
 
-        Neither a power failure nor a resumption of the target can lower that position. This does not hold for the
-        groups' offsets: their position is certain only until the first write of `source` to them since the start, and
-        it is None while their log is stopped or waits for disk space.
+        Neither a power failure nor a resumption of the target can lower that position. The groups' offsets are an
+        exception: for them, the result is the highest written position. So it is durable only until `source` writes
+        offsets for the first time since the start. The result is None while their log is stopped or waits for space.
         """
         ...
 
@@ -173,8 +174,8 @@ class ApplyTarget(Protocol):
         `effect.batches` must not change until `done` is called.
 
         `done` gets UnknownTopic if the topic was deleted: the caller must discard the effect. It gets StorageStopped or
-        DiskFull if the effect was not written. If such an error has the outcome "unknown", the effect may be written;
-        `last_applied` shows that after the target is resumed. Any other error means the same as StorageStopped.
+        DiskFull if the write failed. If that error has the outcome "unknown", the effect may have been written:
+        after the target is resumed, `last_applied` shows it. Any other error means the same as StorageStopped.
 
         A target stores only the highest position of a source. So if an effect failed and a later one was written, the
         failed effect would count as applied. A source that must not lose an effect therefore waits for `done` before it
@@ -205,11 +206,12 @@ class ApplyTarget(Protocol):
         ...
 
     def fsync_to(self, result: AppendResult, done: DurableCallback) -> None:
-        """Fsync the target up to the end of `result`, then call `done`: with None also if the target was deleted."""
+        """Fsync the target up to the end of `result`, then call `done`. For a deleted target, call `done(None)`."""
         ...
 
     def check_offsets(self, rows: Sequence[Any], session: Any) -> list[GroupPositions]:
-        """Return the read positions in a client's `rows`. Raises Fenced, NotAllowed; Busy if an offset is locked."""
+        """Return the read positions in a client's `rows`. Raises Fenced if a member does not own its partitions,
+        NotAllowed if the broker would store more offsets than its limit, Busy if an offset is locked."""
         ...
 
     def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:

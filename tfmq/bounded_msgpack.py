@@ -165,7 +165,8 @@ FIRST_BYTES: Sequence[tuple[int, int, int]] = tuple(_first_byte_info(byte) for b
 
 
 def list_header(data: Buffer) -> tuple[int, int]:
-    """Return (item count, position of the first item) of the list that `data` begins with; (-1, 0) without a list."""
+    """Return (item count, position of the first item) of the list that `data` begins with.
+    The result is (-1, 0) if `data` does not begin with a list, or ends with the header of the list."""
     kind, width, length = FIRST_BYTES[data[0]] if len(data) else (_REFUSED, 0, 0)
     if kind != _ARRAY or len(data) <= width + 1:
         return -1, 0

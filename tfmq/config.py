@@ -130,7 +130,7 @@ def load(
 def _build_config(
     values: Mapping[str, Any], topics: Mapping[str, Mapping[str, Any]], origins: Mapping[str, str]
 ) -> Config:
-    """Return the configuration with `values`, and the defaults of all other keys. Raises `ConfigError`."""
+    """Return a configuration: `values`, else defaults. Raises `ConfigError` if the values contradict each other."""
     parts: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "limits")}
     for key, value in values.items():
         section, name = key.split(".")
@@ -177,7 +177,8 @@ def _shorten(value: Any) -> str:
 
 
 def _suggestion(key: str, known: Iterable[str]) -> str:
-    """Return "; did you mean ...?" with a similar key, or a key that ends with the same word; "." without one."""
+    """Return the end of an error text: "; did you mean ...?", or "." if there is no similar key.
+    If no key is similar as a whole, a key with the same last word counts as similar."""
     known = list(known)
     # For the name of a section, suggest its time or size: for `retention`, retention.seconds, not the most similar key.
     near = [f"{key}.{last}" for last in ("seconds", "bytes") if f"{key}.{last}" in known][:1]
@@ -353,7 +354,8 @@ class ReloadResult(NamedTuple):
 
 
 def merge_reload(old: Config, new: Config) -> ReloadResult:
-    """Return `old` with the values of `new` that can change without a restart. Raises `ConfigError`."""
+    """Return `old` with the values of `new` that can change without a restart.
+    Raises `ConfigError` if the resulting values contradict each other."""
     values: dict[str, Any] = {}
     changed, later = [], []
     origins = {key: origin for key, origin in new.origins.items() if key in RELOADED or key not in SETTINGS}

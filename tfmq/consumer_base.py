@@ -38,7 +38,8 @@ class BaseConsumer:
     ) -> None:
         """Create connection, driver and core from the arguments of the constructor, without I/O.
 
-        `awaits`: whether the driver needs an event loop (asyncio, Twisted). Raises `BadRequest`, `NotSupported`.
+        `awaits`: whether the driver needs an event loop (asyncio, Twisted). Raises `BadRequest` for an invalid
+        argument, `NotSupported` if an argument needs a library that is not installed.
         """
         options = check_arguments(arguments, awaits=awaits)
         link, driver, self._wall_clock = make_client_parts(
@@ -59,7 +60,8 @@ class BaseConsumer:
         self._loop: Any = None
 
     def _create_run(self, listener: Listener | None, workers: int, order: str, tracebacks: bool) -> HandlerRunner:
-        """Create the runner of a call of `run`, without workers. Raises BadRequest; Closed for a closed consumer."""
+        """Create the runner, without workers yet, for one call of `run`. Raises Closed if the consumer is closed,
+        NotAllowed if another `run` is active, BadRequest for an invalid argument or a topic without a listener."""
         core, options = self._core, self._core.options
         if core.closed:
             raise Closed("The consumer is closed, as it always is after a run; make a new one.")
@@ -95,7 +97,7 @@ class BaseConsumer:
         return running
 
     def _open_dead_letter_store(self) -> DeadLetterStore | None:
-        """Open the dead-letter store. Return None if the consumer has no store or no group. Raises BadRequest."""
+        """Open the dead-letter store; None without a store or a group. Raises BadRequest for an invalid address."""
         options, link = self._core.options, self._core.link
         if options.dead_letters is None or options.group is None:
             return None
@@ -120,7 +122,7 @@ class BaseConsumer:
         return self._listeners.on(topic)
 
     def stop(self) -> None:
-        """Stop iteration after the current message; `poll` then returns []. For threads and signal handlers too."""
+        """Stop iteration after the current message; `poll` then returns []. Threads and signal handlers may call it."""
         self._core.stop()
         self._driver.set_event(self._core.stop_requested)
 

@@ -130,7 +130,8 @@ def is_partition_folder(names: Iterable[str]) -> bool:
 
 
 def path_error_advice(error: BaseException, data: str) -> str | None:
-    """Return advice if `error` is about a path of the wrong type or rights in the data folder, else None."""
+    """Return advice on a path in the data folder `data`, to which `error` belongs; None without advice.
+    There is advice if the path has the wrong type (file or folder), is a broken link, or may not be accessed."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str):
         return None
     path = error.filename

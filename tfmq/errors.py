@@ -96,7 +96,7 @@ class TfmqError(Exception):
 
 
 class Detail(Generic[DetailValue]):
-    """Descriptor that reads a value in `details`, or returns `unknown` if there is no value of the same type."""
+    """Descriptor that reads a value in `details`; `unknown` if there is none, or one of another type than `unknown`."""
 
     def __init__(self, unknown: DetailValue) -> None:
         self.unknown: DetailValue = unknown
@@ -148,8 +148,8 @@ class UnknownPartition(UnknownTopic):
 class Damaged(TfmqError):
     """The records from offset `first` up to, not including, `next` cannot be read.
 
-    If the error is about a transaction, the sentence says how many of its messages were lost, and the details have
-    `state`, `lost` and `messages`.
+    If a transaction has lost messages, the details have its `state`, the number of `lost` messages, and the number of
+    all its `messages`; `str(error)` contains both numbers.
     """
 
     number, code, outcome = 7, "damaged", NOT_DONE
@@ -185,7 +185,7 @@ class MessageTooLarge(TfmqError):
 
 
 class StorageStopped(TfmqError):
-    """The partition accepts no writes until an operator resumes it. The sentence contains the detail `reason`."""
+    """The partition accepts no writes until an operator resumes it. Its default sentence contains its `reason`."""
 
     number, code = 11, "storage_stopped"
     happened = "The partition is stopped and accepts no writes; tfmq topic show prints the reason."
@@ -274,7 +274,8 @@ class DecodeFailed(TfmqError):
 
 
 class DeliveryFailed(TfmqError):
-    """Deliveries failed, and the caller had not read their results. `deliveries`: the failed ones, not pickled."""
+    """Deliveries failed, and the caller had not read their results. `deliveries`: the handles of the failed deliveries;
+    empty after unpickling, because the handles cannot be pickled."""
 
     number, code = 24, "delivery_failed"
     happened = "Messages could not be delivered, and their results had not been read."

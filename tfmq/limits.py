@@ -210,7 +210,7 @@ def is_valid_name(name: object) -> bool:
 
 @lru_cache(1024)
 def is_valid_short_name(name: str) -> bool:
-    """Return what `is_valid_name` returns for a string of at most NAME_LENGTH characters. Cached for repeated names."""
+    """Return whether a string of at most NAME_LENGTH characters is a valid name. Results are cached."""
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 

@@ -93,9 +93,9 @@ class Producer:
         offset, and `delayed` is the handle for `cancel` and `reschedule`.
 
         Waits only for buffer space, and, at the first message with a key to a topic, until the topic's partitions
-        are known; each wait ends after `timeout` seconds. Raises `Busy` without buffer space, `MessageTooLarge`,
-        `Closed`, and `TypeError` for a payload that needs a codec, for a time of another type, for a datetime without
-        a time zone, and for `delay` and `deliver_at` together.
+        are known; each wait ends after `timeout` seconds. Raises `Busy` if there is no buffer space in that time,
+        `MessageTooLarge` above a limit of the broker, `Closed` after `close`, and `TypeError` for a payload that needs
+        a codec, for a wrong type of time, for a datetime without a time zone, and for `delay` with `deliver_at`.
         """
         core, driver, delivery = self._core, self._driver, None
         plain = key is tag is properties is delay is deliver_at is partition is None  # type: ignore[comparison-overlap]
@@ -161,8 +161,8 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (None: the producer's timeout), then disconnect.
 
-        Messages that are not acknowledged by then fail. Raises `DeliveryFailed` like `flush`, also for these messages.
-        A second call does nothing.
+        Messages that are not acknowledged by then fail. Raises `DeliveryFailed` if these or earlier messages have
+        failed and their results were not read. A second call does nothing.
         """
         seconds = self._core.options.timeout if timeout is None else timeout
         delivery.open_producers.discard(self._core.owner)
@@ -188,7 +188,8 @@ class Producer:
 
         `xid` is 1 to 249 bytes of text; None: the broker chooses one. An unprepared transaction is rolled
         back after `timeout` seconds (None: the broker's setting), and without an xid also when this
-        producer's connection ends. Raises `TransactionExists` for an xid in use, `BadRequest`, `Busy`.
+        producer's connection ends. Raises `TransactionExists` for an xid in use, `BadRequest` for an invalid
+        argument, `Busy` if the broker has too many open transactions.
         """
         with self._driver.lock:
             core = self._core.transactions.begin(xid, timeout)

@@ -17,7 +17,7 @@ class Kind(Protocol):
     """The values that a key accepts.
 
     `read` returns the value as the code uses it, or raises ValueError, whose text ends the sentence "KEY must be".
-    `is_text`: whether a value in the file, where numbers and booleans have types, may be a string.
+    `is_text`: whether the value in the configuration file may be a string. If not, it must be a number or a boolean.
     """
 
     text: str

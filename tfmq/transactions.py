@@ -58,8 +58,9 @@ class Transaction(TransactionHandle):
 
         Before the first message to a topic, `send` waits until the topic's partitions are known. It also waits for
         buffer space if a transaction of more than a megabyte grows faster than the broker accepts it. Raises
-        `TransactionState` after the end, `UnknownTopic`, `MessageTooLarge`, `TransactionTooLarge`, and the errors of
-        `Producer.send` for its arguments. If the transaction can only be rolled back, raises the error that caused it.
+        `TransactionState` if it is prepared or has ended, `UnknownTopic` for a missing topic, `MessageTooLarge` and
+        `TransactionTooLarge` above a limit of the broker, and the errors of `Producer.send` for invalid arguments. If
+        an earlier error permits only a rollback, raises that error.
         """
         core = self._core
         if (
@@ -119,8 +120,8 @@ class Transaction(TransactionHandle):
 
         The consumer needs a group, commits="manual" and offsets="broker". If another member has the partitions at the
         time of the commit, the commit raises `Fenced`, and the whole transaction is rolled back. After any rollback,
-        this consumer gets the same messages again. Raises `BadRequest` for an unsuitable consumer, `Fenced`,
-        `TransactionState`.
+        this consumer gets the same messages again. Raises `BadRequest` for an unsuitable consumer, `Fenced` if it has
+        lost a partition whose messages it delivered, `TransactionState` if the transaction is prepared or has ended.
         """
         positions = transaction_positions(consumer)
         with self._driver.lock:
@@ -140,10 +141,11 @@ class Transaction(TransactionHandle):
 
         "applying": committed, but a partition that accepts no writes now gets its messages later. "read_only": empty.
 
-        Raises `TransactionRolledBack`, `HeuristicOutcome`, `Fenced` (offsets), `UnknownTopic`, `StorageStopped`,
-        `DiskFull` and others. After an error with the outcome "not done", no message is visible, and the commit may be
-        repeated if the cause is temporary. After an error with the outcome "unknown", the transaction may have been
-        committed: the error's sentence describes how to find out.
+        Raises `TransactionRolledBack` if it was rolled back, `HeuristicOutcome` if an operator ended it, `Fenced` if
+        another member has a partition whose offset it commits, `UnknownTopic`, `StorageStopped` or `DiskFull` if the
+        messages cannot be stored, and others. After an error with the outcome "not done", no message is visible, and
+        the commit may be repeated if the cause is temporary. After an error with the outcome "unknown", the transaction
+        may have been committed: the error's sentence describes how to find out.
         """
         try:
             return self._driver.run(self._core.commit())
@@ -153,7 +155,7 @@ class Transaction(TransactionHandle):
     def rollback(self) -> str:
         """Roll back: no message of the transaction ever becomes visible. Returns "rolled_back", also when repeated.
 
-        Raises `TransactionCommitted`, `HeuristicOutcome`.
+        Raises `TransactionCommitted` if it is committed, `HeuristicOutcome` if an operator ended it.
         """
         try:
             return self._driver.run(self._core.roll_back())

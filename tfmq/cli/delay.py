@@ -55,9 +55,9 @@ ChangeDelayed = Callable[["aio.Admin", str], Awaitable[dict[str, Any]]]
 CONCURRENT_CHANGES = 200
 """Number of changes that are requested at the same time, so that they share fsyncs of the broker."""
 SENTENCES_MAX = 20
-"""If a command gets more handles than this, it prints a line only for messages without the wanted result."""
+"""If a command gets more handles than this, it prints a sentence only for each message that it could not change."""
 EXTRA_EDGES = 4
-"""Number of edges that a query needs in addition to those of the ranges: 0, TIME_MAX, and a round time at each end."""
+"""Number of edges of a query beyond one for each range: 0, TIME_MAX, and a round time before and after all ranges."""
 
 DELIVERED_BEFORE = "it was delivered already"
 UNKNOWN_HANDLE = "the broker knows no message of this handle: see docs/delay.md, “The handle” (tfmq --docs)"
@@ -291,7 +291,8 @@ def split_counts(counts: Sequence[int], edges: Sequence[int]) -> tuple[int, Sequ
 def edges_for(
     admin: "Admin", topic: str | None, now_ms: int, first: datetime | None, end: datetime | None, every: float | None
 ) -> list[int]:
-    """Return edges (ms since 1970) of ranges of `every` seconds (None: a suitable length); [] without messages."""
+    """Return the edges (ms since 1970) of the ranges in which messages are counted; [] if there are no messages.
+    `every`: the length of a range in seconds; None: `sensible_edges` selects the lengths."""
     low = 0 if first is None else milliseconds(first)
     high = TIME_MAX if end is None else milliseconds(end)
 

@@ -58,7 +58,7 @@ def check_handle(handle: str) -> str:
 
 
 def count_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tuple[list[int], int]:
-    """Return how many messages are due between each edge (ms since 1970) and the next, and how many are pending."""
+    """Return how many messages are due between each edge (ms since 1970) and the next, and how many in total."""
     known = sorted({round_edge(edge) for edge in edges})
     moments = [edge // 1_000 if edge % 1_000 == 0 else EPOCH + timedelta(milliseconds=edge) for edge in known]
     found = admin.delayed_histogram(moments, topic)
@@ -192,7 +192,7 @@ DISTANCES: Final[tuple[int, ...]] = (
     *(0, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR),
     *(DAY, 7 * DAY, 30 * DAY, YEAR, 10 * YEAR, 100 * YEAR),
 )
-"""Distances from now, in ms, of the edges of ranges whose length grows with the distance."""
+"""Distances from now, in ms, of the edges that `coarse_edges` returns. The farther a range is, the longer it is."""
 RANGES_MAX: Final = 20
 """Maximum number of ranges on a terminal."""
 TIME_MAX: Final = ((1 << 63) - 1) // SECOND * SECOND
@@ -202,7 +202,7 @@ IGNORED_SHARE: Final = 0.005
 """Share of all messages that may be due before the first range, and after the last range. So a single message that is
 due in ten years does not make all ranges wide. `sensible_edges` applies the share in each of its first two queries."""
 CONCENTRATED_SHARE: Final = 0.8
-"""If one of several equal ranges has more than this share of the messages, ranges of growing length are tried."""
+"""If one of several equal ranges has more than this share of the messages, `sensible_edges` tries growing ranges."""
 EDGES_PER_DOUBLING: Final = 8
 DETAIL_PARTS: Final = 1_000
 """Number of equal parts into which the second query divides the range with nearly all messages."""

@@ -262,7 +262,8 @@ def verify_path(disk: Disk, path: Path, records: bool, moved: FileProgress) -> I
 
 
 class FileProgress:
-    """Progress callback: gets the bytes done so far of a file; advances a bar by the bytes since its last call."""
+    """Callback that advances a progress bar while files are read. A call gets the number of bytes of a file that are
+    done, and advances the bar by the bytes since the last call."""
 
     def __init__(self, advance: Any) -> None:
         self.advance, self._current_path, self._done_bytes = advance, "", 0
@@ -709,7 +710,7 @@ def size_of(path: Path) -> int:
 
 @contextmanager
 def explain_path_errors(path: Path) -> Iterator[None]:
-    """Context that replaces an OSError about a path of wrong type or rights by a ClickException with advice."""
+    """Context that replaces an OSError by a ClickException with the advice of `path_error_advice`, if there is any."""
     try:
         yield
     except OSError as error:
@@ -721,7 +722,8 @@ def explain_path_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def lock_data_folder(path: Path) -> Iterator[Disk]:
-    """Context in which the data folder that contains `path` is locked. Yields the disk. Raises if a server uses it."""
+    """Context in which the data folder that contains `path` is locked. Yields the disk.
+    A folder without a lock file is not locked. Raises ClickException if a server uses the folder."""
     disk = RealDisk()
     folder = path.parent if path.is_file() else path
     near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)

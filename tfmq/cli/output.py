@@ -137,7 +137,8 @@ PAGE_ROWS = 1_000
 
 
 def iterate_pages(fetch: Callable[[Any], Sequence[Row]], after: Any, position: str) -> Iterator[Row]:
-    """Yield the rows of all pages. `fetch(after)` returns the page after the row whose field `position` is `after`."""
+    """Yield the rows of all pages. `fetch(value)` returns the page after the row whose field `position` has this value.
+    `after`: the value for the first page."""
     while True:
         page = fetch(after)
         yield from page
@@ -313,9 +314,10 @@ def age_text(seconds: float) -> str:
 
 
 def time_text(time: "int | datetime | None", exact: bool = False) -> str:
-    """Format a time like 2026-11-22 15:05:54 +01:00, which every command-line option for times accepts.
+    """Format a time like 2026-11-22 15:05:54 +01:00. Every command-line option for times accepts this format.
 
-    `time`: ms since 1970, formatted as local time, or an aware datetime, formatted in its own zone. `exact`: with ms.
+    `time`: ms since 1970, formatted as local time; an aware datetime, formatted in its own zone; or None, formatted as
+    "-". `exact`: with ms.
     """
     if isinstance(time, int):
         try:
@@ -367,9 +369,9 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on standard error if that is a terminal; yields a function that adds completed items.
 
-    The bar appears only after BAR_AFTER_SECONDS: in a pipeline, other programs may write to the same terminal soon, and
-    their first line would continue the line of the bar. `shares_terminal`: the command itself prints lines or reads
-    input on the terminal meanwhile; then there is no bar.
+    The bar appears only after BAR_AFTER_SECONDS. In a pipeline, another program may soon write its first line to the
+    same terminal; if the bar was there already, this line would be appended to it. `shares_terminal`: the command
+    itself prints lines or reads input on the terminal meanwhile; then there is no bar.
     """
     if output.quiet or output.json or shares_terminal or not sys.stderr.isatty():
         yield lambda done: None

@@ -102,7 +102,7 @@ def add(
             partition=partition,
             misfire=misfire,
         )
-    # If the schedule existed already and is paused, the sentence says so: a deployment script should report that.
+    # If the schedule existed before and is paused, print this, so that the user of a deployment script notices it.
     paused = f"there already, paused: tfmq schedule resume {found.name}"
     what = paused if found.state == "paused" else "added"
     report_schedule(output, found, f"{escape_unprintable(found.name)} is {what}")

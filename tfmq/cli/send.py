@@ -139,7 +139,7 @@ def send_all(
 ) -> tuple[int, "SendResult | None", list[str | None]]:
     """Send all messages and wait for their acks. Return their number, the last result, and the list of their handles.
 
-    The last result is None without messages. The list is empty unless `handles`.
+    If there are no messages, the last result is None. If `handles` is false, the list is empty.
     """
     count, last, kept = 0, None, []
     try:

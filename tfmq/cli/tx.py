@@ -400,7 +400,8 @@ def end_each(
     *,
     loss_is_meant: bool = False,
 ) -> int:
-    """End the transactions one after the other, also after errors except ConnectionFailed; return the exit code.
+    """End the transactions one after the other; return the exit code. If one cannot be ended, print the error,
+    and continue with the next one. Only ConnectionFailed ends the loop, and is raised.
 
     `end(xid, epoch)`: ends a transaction and returns its JSON row · `loss_is_meant`: the operator accepts that messages
     were lost to damage, so such a loss does not cause exit code 4.

@@ -295,7 +295,8 @@ class ImportFailed(click.ClickException):
 
 
 def consumer_of(target: str) -> Any:
-    """Return the consumer that `target` (MODULE:CONSUMER) names. Raises UsageError, or ImportFailed (module failed)."""
+    """Return the consumer that `target` (MODULE:CONSUMER) names. Raises UsageError if `target` names no consumer,
+    ImportFailed if the user's code raises an error."""
     module_name, _, path = target.partition(":")
     if not module_name or not path:
         raise click.UsageError(f"{target!r} is no consumer: write MODULE:CONSUMER, as billing:consumer.")

@@ -24,7 +24,7 @@ PARTIAL_FRAME_BYTES_AT_ONCE = 1 << 20
 """A frame up to this size gets a buffer for the whole frame at once, while RECEIVING_BYTES_PLENTIFUL permits it. So the
 frame is received in one or two reads. A buffer that grows needs one read for each of its sizes."""
 RECEIVING_BYTES_PLENTIFUL = 16 << 20
-"""A frame may get its whole buffer at once if all incomplete frames, including this one, then have at most so much."""
+"""A frame gets its whole buffer at once only if all incomplete frames, itself included, then have at most this much."""
 
 
 class ReceiveArena:
@@ -71,7 +71,7 @@ class ReceiveArena:
 class PartialFrame:
     """The received part of an incomplete frame, size word included: `filled` bytes of `needed`.
 
-    The buffer is replaced by larger ones as bytes arrive, so that a size that is only announced costs no memory.
+    The buffer is replaced by larger ones as bytes arrive, so that a size word without these bytes uses little memory.
     """
 
     __slots__ = ("_pool", "buffer", "filled", "needed")
@@ -95,7 +95,7 @@ class PartialFrame:
 
 
 def allocates_at_once(receiving_bytes: int, needed: int) -> bool:
-    """Return whether a frame gets its whole buffer (`needed`) at once. `receiving_bytes`: memory of the others."""
+    """Return whether a frame of `needed` bytes gets its buffer at once. `receiving_bytes`: memory of other frames."""
     return needed <= PARTIAL_FRAME_BYTES_AT_ONCE and receiving_bytes + needed <= RECEIVING_BYTES_PLENTIFUL
 
 
@@ -135,7 +135,8 @@ class LimitedConnection(Protocol):
     def pause(self, reason: str) -> None: ...
     def resume(self, reason: str) -> None: ...
     def stalled_since(self) -> float | None:
-        """Return since when the client has not read replies or continued a frame; None if neither is awaited."""
+        """Return since when the connection waits for its client to read replies, or to send the rest of a frame.
+        None: it waits for neither."""
 
 
 class ConnectionLimits:

@@ -17,7 +17,8 @@ limit of open files is low, connections leave half of the descriptors that are f
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound but does not listen yet. An empty host means all addresses. Raises TfmqError."""
+    """Return a socket that is bound but does not listen yet. An empty host means all addresses.
+    Raises ConfigError if the host is unknown or is not this machine, NotAllowed if the port cannot be used."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

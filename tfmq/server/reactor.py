@@ -41,7 +41,7 @@ class Turn:
         self.handling_seconds = 0.0
         """Time that the requests of the last poll have taken so far."""
         self.is_ending = False
-        """Whether the hooks are running. Meanwhile, work for a hook that has not run yet needs no `request_end`."""
+        """Whether the hooks are running. Work for a hook that runs later in the same round needs no `request_end`."""
         if self._has_turn_reactor:
             reactor.turn = self
 
@@ -143,7 +143,8 @@ def install_reactor() -> Any:
 
 
 FSYNC_CHECK_SECONDS = 0.25
-"""Interval of the check for completed fsyncs that the eventfd did not report: their replies are late, but not lost."""
+"""Interval of the check for completed fsyncs. If the eventfd did not report an fsync, the check finds it: the replies
+are late, but not lost."""
 
 logger = logging.getLogger("tfmq.server")
 

@@ -194,7 +194,7 @@ def _libc_function(name: str, *arguments: Any) -> Any:
 REGISTRATION_CHECK_SECONDS: Final = 1.0
 """Interval at which the topics are registered again, so that created, grown and deleted topics are noticed."""
 UNREGISTER_SECONDS: Final = 5.0
-"""Maximum time that a stop waits for the removal of the registration. Its own timeouts end the removal earlier."""
+"""Maximum time that a stop waits for the removal of the registration. `Registration.close` normally ends earlier."""
 ANY_HOSTS: Final = ("", "0.0.0.0", "::")
 """Listening hosts that mean all addresses of this machine. Clients cannot connect to them."""
 
@@ -393,7 +393,7 @@ class Server:
         try:
             self._broker.timers.tick(self._clock.monotonic())
         finally:
-            # Also after an exception, because a hook at the end of the turn (`_set_timer`) sets the timer again.
+            # Request the end of the turn after an exception too: its hook `_set_timer` sets the timer again.
             self._turn.request_end()
 
     def _trim_when_quiet(self) -> None:

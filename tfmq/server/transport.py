@@ -42,11 +42,11 @@ CHARGE_FACTOR = 20.0
 """A connection whose requests take more than 1/CHARGE_FACTOR of the time is served after the other connections whenever
 a turn was too short for all."""
 CREDIT_SECONDS = 1.0
-"""How far the account of a connection (`Connection.served_until`) may be before the present. This limits for how long a
-connection that was idle is served before other connections."""
+"""Maximum time by which `Connection.served_until`, a connection's account of used time, may lie in the past. So a
+connection that was idle for long is served before other connections only for a limited time."""
 DEBT_SECONDS = 2.0
-"""How far the account of a connection may be after the present. So a connection that was busy is served after idle
-connections for at most DEBT_SECONDS + CREDIT_SECONDS."""
+"""Maximum time by which `Connection.served_until` may lie in the future. So a connection that was busy is served after
+idle connections for at most DEBT_SECONDS + CREDIT_SECONDS."""
 EXPENSIVE_HEADER_BYTES = 4096
 """A request with a longer header names so many objects that handling it may take a tenth of a second."""
 EXPENSIVE_SECONDS = 0.05
@@ -271,9 +271,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def _defer(self, rest: bytes, cost_seconds: float = 0.0) -> None:
         """Defer the remaining frames of a read until other connections were served.
 
-        These are the frame in `_partial`, if this read has completed it, and then the frames in `rest`. `cost_seconds`,
-        the expected time of the first deferred request, is charged to the connection now. So an idle connection with an
-        expensive request is not served before a busy one with cheap requests.
+        If this read has completed the frame in `_partial`, that frame is deferred too, before the frames in `rest`.
+        `cost_seconds`, the expected time of the first deferred request, is charged to the connection now. So an idle
+        connection with an expensive request is not served before a busy one with cheap requests.
         """
         now = self._limits.clock.monotonic()
         self.served_until = max(self.served_until, now - CREDIT_SECONDS) + cost_seconds * CHARGE_FACTOR
@@ -382,7 +382,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         return main.CONNECTION_DONE if self.disconnecting else None
 
     def _drop_sent(self, size: int) -> bool:
-        """Remove `size` sent bytes from the queue. Return whether all bytes of the last write were sent."""
+        """Remove `size` sent bytes from the queue. Return whether the last `sendmsg` has sent all of its buffers."""
         queue = self._queue
         self.unsent_bytes -= size
         self._limits.unsent_bytes -= size
