@@ -27,6 +27,7 @@ from tfmq.broker.catalog_state import (
     LEASE,
     LEASE_SPACING_MS,
     OFFSETS,
+    OWNERS_EXPIRED,
     READY,
     SCHEDULE,
     SCHEDULE_GONE,
@@ -112,6 +113,25 @@ def test_partitions_change_their_owners_one_by_one_and_a_new_beginning_frees_all
     made.apply_entry((DELETE, 20))
     made.apply_entry((GONE, 20))
     assert (row.owners, made.owners_count) == ({}, 0)
+
+
+def test_an_owner_that_has_expired_owns_its_partitions_with_its_generation_also_in_a_snapshot() -> None:
+    made = register(
+        (CREATE, "orders", 20, 3, {}),
+        (READY, 20),
+        (GROUP_OWNERS, "billing", 5, [("ada", 9000, [(20, 0), (20, 1)])]),
+        (OWNERS_EXPIRED, "billing", [(20, 0, 5, True), (20, 1, 4, True), (20, 2, 5, True)]),
+        (OWNERS_EXPIRED, "nobody", [(20, 0, 5, True)]),
+    )
+    read = CatalogState()
+    read.load(made.dump())
+    owners = read.groups["billing"].owners
+    assert {key: (owner.generation, owner.expired) for key, owner in owners.items()} == {
+        (20, 0): (5, True),
+        (20, 1): (5, False),
+    }
+    read.apply_entry((OWNERS_EXPIRED, "billing", [(20, 0, 5, False)]))
+    assert owners[20, 0] == PartitionOwner("ada", 5, 9000) and list(read.groups) == ["billing"]
 
 
 def test_a_snapshot_has_owners_and_offsets() -> None:
@@ -288,7 +308,7 @@ def test_the_golden_entries_are_read_and_written_as_they_are_documented() -> Non
         made.apply_entry(entry)
         states.append(made.topics[16].state if 16 in made.topics else "")
         most = max(most, made.owners_count)
-    assert states == ["", "creating", "open", "growing", *["open"] * 13, "deleting", "", ""]
+    assert states == ["", "creating", "open", "growing", *["open"] * 14, "deleting", "", ""]
     assert (made.next_id, made.generation, made.groups, made.offsets_count) == (4112, 3, {}, 0)
     assert (most, made.owners_count) == (3, 0)
     assert (made.journal_id, made.applied_lsns, made.delay_store) == (17, {17: (4160, 3)}, 18)

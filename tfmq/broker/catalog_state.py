@@ -31,8 +31,8 @@ SNAPSHOT_WITH_NODE: Final = 5
 SNAPSHOT_NAME: Final = "the catalog's snapshot"
 
 LEASE, CREATE, GROW, READY, DELETE, GONE, GENERATION, OFFSETS, TX_OFFSETS, JOURNAL, DELAY_STORE = range(1, 12)
-SCHEDULE, SCHEDULE_GONE, SCHEDULE_STATE, GROUP_OWNERS, SETTINGS, GROUP_GONE, NODE = range(12, 19)
-KIND_MAX: Final = NODE
+SCHEDULE, SCHEDULE_GONE, SCHEDULE_STATE, GROUP_OWNERS, SETTINGS, GROUP_GONE, NODE, OWNERS_EXPIRED = range(12, 20)
+KIND_MAX: Final = OWNERS_EXPIRED
 
 
 class TopicState(StrEnum):
@@ -92,11 +92,19 @@ Key = tuple[int, int]
 
 
 class PartitionOwner(NamedTuple):
-    """The member that owns a partition of a group, the generation that assigned it, the member's session timeout."""
+    """The member that owns a partition of a group, the generation that assigned it, the member's session timeout.
+
+    `session_ms` is negative if the member has expired: then it is not restored at a start of the broker. It still owns
+    the partition until another member gets it.
+    """
 
     member: str
     generation: int
     session_ms: int
+
+    @property
+    def expired(self) -> bool:
+        return self.session_ms < 0
 
 
 class GroupState:
@@ -235,6 +243,15 @@ class CatalogState:
                     row.released.discard((incarnation, partition))
         self._count(row)
 
+    def _owners_expired(self, group: str, marks: Sequence[Sequence[Any]]) -> None:
+        """Set whether owners have expired. Each mark is (incarnation, partition, generation of the owner, expired)."""
+        owners = self.groups[group].owners if group in self.groups else {}
+        for incarnation, partition, generation, expired in marks:
+            owner = owners.get((incarnation, partition))
+            if owner is not None and owner.generation == generation:
+                session_ms = abs(owner.session_ms)
+                owners[incarnation, partition] = owner._replace(session_ms=-session_ms if expired else session_ms)
+
     def _group_gone(self, group: str) -> None:
         """Delete the group if it exists. The counter `generation` stays, so that no generation is used again."""
         row = self.groups.pop(group, None)
@@ -290,6 +307,7 @@ class CatalogState:
         SETTINGS: _settings,
         GROUP_GONE: _group_gone,
         NODE: lambda self, node: setattr(self, "node", node),
+        OWNERS_EXPIRED: _owners_expired,
     }
 
     # The methods of journal.log.checkpoint.State

@@ -241,7 +241,7 @@ BOUNDS: Final = (
         "empty-groups-kept",
         "a group without members uses no memory",
         _ROLL,
-        "        if group.is_empty and self._groups.get(group.name) is group:\n",
+        "        if group.is_empty and not in_work and self._groups.get(group.name) is group:\n",
         "        if not group.name:\n",
         [ROLL],
     ),

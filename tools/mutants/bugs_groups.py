@@ -246,4 +246,20 @@ GROUP_OWNERS: Final = (
         ),
         [WATCH],
     ),
+    Mutant(
+        "expired-members-come-back-at-a-start",
+        "a member that expired before a restart is not waited for",
+        "tfmq/broker/groups/group.py",
+        "            if not owner.expired:\n                found.setdefault",
+        "            if True:\n                found.setdefault",
+        [GROUPS],
+    ),
+    Mutant(
+        "end-of-a-session-is-not-written",
+        "a member that expired before a restart is not waited for",
+        _GROUPS,
+        "        if changes.marks:\n",
+        "        if changes.marks and entries:\n",
+        [GROUPS],
+    ),
 )

@@ -255,10 +255,10 @@ READERS_AND_GROUPS: Final = (
         "grant-reported-before-the-fsync",
         "an assignment is durable before it is sent to its member",
         "tfmq/broker/groups/coordinator.py",
-        "            self.catalog.submit(entry, partial(self._changes_written, group, changes, joins))\n",
+        "            self.catalog.submit(first, partial(self._changes_written, group, changes, joins), *more)\n",
         (
-            "            self.catalog.submit(entry, partial(self._changes_written, group, changes,"
-            " joins), wait_durable=False)\n"
+            "            self.catalog.submit(first, partial(self._changes_written, group, changes, joins), *more,"
+            " wait_durable=False)\n"
         ),
         [GROUPS, "tests/broker/test_promises.py"],
     ),

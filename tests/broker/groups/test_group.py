@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.group_rig import Seat, seats
 from tests.broker.helpers import Answer, Broker, Session
-from tfmq.broker.catalog_state import GROUP_OWNERS, CatalogState, Key, PartitionOwner
+from tfmq.broker.catalog_state import GROUP_OWNERS, OWNERS_EXPIRED, CatalogState, Key, PartitionOwner
 from tfmq.broker.groups.group import Group, GroupSubscription, Member, OwnerChanges, ParkedHeartbeat
 from tfmq.protocol.commands import DescribeGroup, ListGroups
 
@@ -194,6 +194,20 @@ def test_owners_from_before_the_start_keep_what_they_have_until_they_are_heard_o
     rig.group.expire_member("bob")
     rig.carry_out()
     assert len(eve.owned) == 2
+
+
+def test_an_owner_that_returns_while_its_end_is_written_is_written_as_returned(rig: Rig) -> None:
+    rig.enter("ada")
+    rig.carry_out()
+    rig.group.expire_member("ada")
+    gone = rig.plan()
+    assert rig.group.restore_member("ada", rig.generation, 0.0) is not None
+    assert not rig.plan().marks
+    rig.register.apply_entry((OWNERS_EXPIRED, "billing", gone.marks))
+    rig.group.changes_written(gone, forced=True)
+    assert rig.group.target_outdated
+    rig.register.apply_entry((OWNERS_EXPIRED, "billing", rig.plan().marks))
+    assert [each.expired for each in rig.register.groups["billing"].owners.values()] == [False] * 4
 
 
 def test_no_member_has_anything_after_a_new_beginning(rig: Rig) -> None:

@@ -320,6 +320,68 @@ def test_who_does_not_come_back_after_a_restart_keeps_its_share_for_its_session_
     assert first.ask_beat().code == "fenced"
 
 
+def test_a_member_that_expired_stays_expired_over_a_restart(broker: Broker) -> None:
+    (first,) = seats(broker, "ada")
+    first.disconnect()
+    broker.advance(31)
+    again = broker.restart()
+    assert described(again) == {}
+    second = Seat(again, "bob")
+    second.join()
+    assert second.numbers == list(range(10))
+    first.connect(again)
+    assert first.ask_beat().code == first.commit(10).code == "fenced"
+
+
+def test_a_member_that_expired_before_a_restart_may_return_to_partitions_without_an_owner(broker: Broker) -> None:
+    (first,) = seats(broker, "ada", session_ms=20_000)
+    first.disconnect()
+    broker.advance(31)
+    first.connect(broker.restart())
+    assert first.commit(10).committed == 10 and first.beat().forgotten
+    assert described(first.broker)["ada"]["session_ms"] == 20_000
+
+
+def test_a_member_that_returned_has_its_session_time_after_the_next_restart(broker: Broker) -> None:
+    (first,) = seats(broker, "ada")
+    first.disconnect()
+    broker.advance(31)
+    first.connect()
+    first.beat()
+    again = broker.restart()
+    second = Seat(again, "bob")
+    second.join()
+    assert second.held == {} and "1 member has up to 30 s to reconnect" in second.note
+    first.connect(again)
+    assert first.commit(10).committed == 10
+
+
+def test_a_member_that_expires_before_its_assignment_is_written_stays_expired_too() -> None:
+    broker = Broker(queued=True)
+    broker.create()
+    Seat(broker, "ada").ask_join()
+    broker.advance(31)
+    broker.work()
+    again = broker.crashed(broker.disk.crash(keep="nothing"))
+    assert [owner.expired for owner in again.engine.broker.catalog.state.groups["billing"].owners.values()] == [True]
+
+
+def test_heartbeats_write_nothing_and_an_end_and_a_return_write_one_entry_each(broker: Broker) -> None:
+    (first,) = seats(broker, "ada")
+    log = broker.engine.broker.catalog.log
+    before = log.count
+    for _ in range(20):
+        first.beat()
+        broker.advance(5)
+    assert log.count == before
+    first.disconnect()
+    broker.advance(31)
+    assert log.count == before + 1
+    first.connect()
+    settle(first)
+    assert log.count == before + 2
+
+
 def test_what_was_given_up_before_a_restart_is_free_after_it(broker: Broker) -> None:
     first, second = seats(broker, "ada bob")
     first.leave()

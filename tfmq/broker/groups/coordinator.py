@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from tfmq.broker.catalog import Catalog
-from tfmq.broker.catalog_state import GROUP_OWNERS, GroupState, Key
+from tfmq.broker.catalog_state import GROUP_OWNERS, OWNERS_EXPIRED, GroupState, Key
 from tfmq.broker.groups.assignors import strategy_of
 from tfmq.broker.groups.group import (
     MEMBERS_SHOWN,
@@ -47,7 +47,8 @@ class GroupCoordinator:
     per group at the end of the turn. Heartbeats are parked (get no reply) until the member's assignment changes. As
     soon as the plan is made, a partition belongs to its new owner, and commits of the previous owner are `Fenced`. A
     member whose session timeout expires loses its partitions. If the member returns before they are assigned to others,
-    it continues with them. After a restart of the broker, each owner has a full session timeout to return.
+    it continues with them. After a restart of the broker, each owner that had not expired has a full session timeout to
+    return.
     """
 
     def __init__(self, runtime: Runtime, catalog: Catalog, offsets: GroupOffsetStore, topics: Topics) -> None:
@@ -244,7 +245,8 @@ class GroupCoordinator:
         return group
 
     def _drop_if_empty(self, group: Group) -> None:
-        if group.is_empty and self._groups.get(group.name) is group:
+        in_work = group.name in self._due or group.name in self._pending_entries
+        if group.is_empty and not in_work and self._groups.get(group.name) is group:
             del self._groups[group.name]
 
     def _next_generation(self) -> int:
@@ -375,10 +377,15 @@ class GroupCoordinator:
         generation = self._next_generation()
         owners_left = self._limits["group_owners"] - self.catalog.state.owners_count - self._pending_owners
         changes = group.changes(generation, owners_left)
+        entries: list[tuple[Any, ...]] = []
         if joins or changes.assigned or changes.released:
+            entries.append((GROUP_OWNERS, group.name, generation, changes.rows()))
+        if changes.marks:
+            entries.append((OWNERS_EXPIRED, group.name, changes.marks))
+        if entries:
             self._entry_submitted(group.name, len(changes.assigned))
-            entry = (GROUP_OWNERS, group.name, generation, changes.rows())
-            self.catalog.submit(entry, partial(self._changes_written, group, changes, joins))
+            first, *more = entries
+            self.catalog.submit(first, partial(self._changes_written, group, changes, joins), *more)
         self._check_heartbeats(group, member_ids)
         self._drop_if_empty(group)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -14,10 +14,14 @@ from tfmq.broker.topics import Topics
 
 
 class OwnerChanges(NamedTuple):
-    """Changes of owners for the catalog: partition -> new owner, and partitions that get no owner."""
+    """Changes of owners for the catalog: partition -> new owner, and partitions that get no owner.
+
+    `marks` are the rows of an OWNERS_EXPIRED entry: owners that have expired or returned.
+    """
 
     assigned: dict[Key, PartitionOwner]
     released: list[Key]
+    marks: Sequence[tuple[int, int, int, bool]] = ()
 
     def rows(self) -> list[tuple[str, int, list[Key]]]:
         """Return the rows (member, session timeout, partitions) of a GROUP_OWNERS entry; member "": no owner."""
@@ -148,15 +152,19 @@ class Group:
         return self._restore(member_id, owned, now) if owned else None
 
     def restore_all(self, now: float) -> list[Member]:
-        """Add all owners that the catalog names to `members`, at a start of the broker. Return these members."""
+        """Add all owners that the catalog names to `members`, at a start of the broker. Return these members.
+
+        Owners that expired before the start are left out.
+        """
         found: dict[str, dict[Key, PartitionOwner]] = {}
         for key, owner in self.row.owners.items():
-            found.setdefault(owner.member, {})[key] = owner
+            if not owner.expired:
+                found.setdefault(owner.member, {})[key] = owner
         return [self._restore(member_id, owned, now) for member_id, owned in found.items()]
 
     def _restore(self, member_id: str, owned: Mapping[Key, PartitionOwner], now: float) -> Member:
         """Add a member that owns `owned` in the catalog. The generation of its join is unknown, so `joined` is 0."""
-        member = self.members[member_id] = Member(member_id, 0, next(iter(owned.values())).session_ms, now)
+        member = self.members[member_id] = Member(member_id, 0, abs(next(iter(owned.values())).session_ms), now)
         member.owned = {key: owner.generation for key, owner in owned.items()}
         self._living_owners.update(dict.fromkeys(owned, member_id))
         self._restored.add(member_id)
@@ -192,7 +200,8 @@ class Group:
 
         At most `room` partitions that have no owner in the catalog get an owner, because of the limit of owners.
         """
-        if self.target_outdated:
+        outdated = self.target_outdated
+        if outdated:
             self._compute_target()
         grants: dict[Key, PartitionOwner] = {}
         for member_id, keys in self._awaited.items():
@@ -213,7 +222,22 @@ class Group:
         for key, owner in grants.items():
             del self._awaited[owner.member][key]
         self._pending.update(grants)
-        return OwnerChanges(grants, freed)
+        return OwnerChanges(grants, freed, self._marks() if outdated else ())
+
+    def _marks_outdated(self, changes: OwnerChanges) -> bool:
+        """Return whether a member returned, or expired again, while its mark was being written."""
+        owners = (self.row.owners.get((incarnation, partition)) for incarnation, partition, *_ in changes.marks)
+        return any(owner is not None and owner.expired == (owner.member in self.members) for owner in owners)
+
+    def _marks(self) -> list[tuple[int, int, int, bool]]:
+        """Return the rows of an OWNERS_EXPIRED entry: for owners that are no members, or are members again."""
+        return [
+            (*key, owner.generation, not owner.expired)
+            for key, owner in self.row.owners.items()
+            if owner.expired == (owner.member in self.members)
+            and key not in self._pending
+            and self._released.get(key) != owner.generation
+        ]
 
     def changes_written(self, changes: OwnerChanges, forced: bool) -> None:
         """Process the end of a write of `changes`. If `forced` is False, it failed, perhaps with an unknown outcome."""
@@ -232,6 +256,8 @@ class Group:
         for key in changes.released:
             if key not in self.row.owners:
                 self._released.pop(key, None)
+        if self._marks_outdated(changes):
+            self.target_outdated = True
 
     def _compute_target(self) -> None:
         self.target_outdated = False
