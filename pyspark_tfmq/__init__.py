@@ -6,7 +6,12 @@ requirement of tfmq is missing, this module defines a data source that raises th
 
 from typing import Any
 
-from pyspark.sql.datasource import DataSource
+try:
+    from pyspark.sql.datasource import DataSource
+except ImportError:
+    import tfmq.spark  # noqa: F401 - raises an ImportError that says how to install PySpark
+
+    raise
 
 try:
     from tfmq.spark.source import TfmqSource as DefaultSource

@@ -57,7 +57,7 @@ def test_pydantic_takes_a_type_without_a_name() -> None:
 
 def test_without_pydantic_its_codec_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydantic", None)
-    with pytest.raises(ImportError, match="pydantic"):
+    with pytest.raises(ImportError, match=r'needs pydantic: pip install "tfmq\[pydantic\]"'):
         codecs.pydantic(int)
 
 

@@ -89,7 +89,12 @@ class _Pydantic(Generic[Value]):
     """Values of one pydantic model, or of any type that pydantic validates, as JSON."""
 
     def __init__(self, model: type[Value]) -> None:
-        package = import_module("pydantic")
+        try:
+            package = import_module("pydantic")
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                'codecs.pydantic needs pydantic: pip install "tfmq[pydantic]".', name=error.name
+            ) from None
         self._name = getattr(model, "__name__", None) or str(model)  # types such as `int | str` have no name
         try:
             self._adapter = package.TypeAdapter(model)

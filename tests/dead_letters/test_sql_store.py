@@ -488,6 +488,7 @@ def test_a_forked_child_opens_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
         ),
         ("postgresql+psycopg://me@db/x", "psycopg", r'pip install "tfmq\[postgresql\]"\.'),
         ("mysql+pymysql://me@db/x", "pymysql", r"pip install pymysql\."),
+        ("mysql://me@db/x", "MySQLdb", r"pip install mysqlclient\."),
     ],
 )
 def test_a_driver_that_is_not_installed_is_reported_with_its_remedy(

@@ -362,6 +362,12 @@ def test_spark_finds_a_source_that_says_what_is_missing() -> None:
     assert done.stdout == "said\n", done.stderr
 
 
+def test_without_pyspark_the_module_that_spark_looks_for_says_how_to_install_it() -> None:
+    program = "import sys; sys.modules['pyspark'] = None; import pyspark_tfmq"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert "tfmq.spark needs pyspark, which is not installed: pip install" in done.stderr.splitlines()[-1]
+
+
 PROGRAM = """
 import importlib.util, sys
 

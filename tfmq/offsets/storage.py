@@ -64,12 +64,17 @@ def _is_accessible(path: Path) -> bool:
     return path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
 
 
+PACKAGES_OF_MODULES: Final = {"MySQLdb": "mysqlclient"}
+"""Drivers whose package has another name than its module."""
+
+
 def driver_install_hint(drivername: str, error: Exception) -> str:
     """Return the end of an error text: how to install the driver that a URL needs. `error`: raised by its import."""
     module = getattr(error, "name", None)
     if drivername.startswith("postgresql"):
         written = "" if module == "psycopg" else ", and write the URL with postgresql+psycopg://"
         return f'pip install "tfmq[postgresql]"{written}'
+    module = PACKAGES_OF_MODULES.get(str(module), module)
     return f"pip install {module}" if module else "install its package with pip"
 
 
