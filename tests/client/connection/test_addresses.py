@@ -276,6 +276,8 @@ def test_what_is_understood(written: str | list[str], meant: list[tuple[str, int
         ("::1:99", "more than one colon"),
         ("[::1", "an IPv6 one"),
         ("broker/path", "without a path"),
+        ("8367", "^'8367' is a port: write 127.0.0.1:8367"),
+        ("broker, 8368", "^'8368' is a port: write 127.0.0.1:8368"),
     ],
 )
 def test_what_is_not(written: str | list[str], sentence: str) -> None:

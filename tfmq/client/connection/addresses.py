@@ -99,6 +99,8 @@ def _split_host_port(rest: str, text: str) -> tuple[str, int]:
         return host, _parse_port(tail[1:], text)
     if rest.count(":") > 1:
         raise BadRequest(f"{text!r} has more than one colon; an IPv6 address is written [::1]:{DEFAULT_PORT}.")
+    if rest.isascii() and rest.isdigit():
+        raise BadRequest(f"{rest!r} is a port: write {DEFAULT_HOST}:{rest}.")
     host, _, port = rest.partition(":")
     if "/" in host or "/" in port:
         raise BadRequest(f"{text!r} is not a broker's address; write host:port without a path.")
