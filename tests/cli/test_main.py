@@ -70,6 +70,13 @@ def test_every_expected_error_is_a_sentence_and_a_code(
     assert "Traceback" not in ran.err
 
 
+def test_the_pages_have_every_exit_code() -> None:
+    codes = (main.NOT_DONE, main.WRONG_USAGE, main.NOT_REACHED, main.DAMAGE_FOUND, main.INTERRUPTED)
+    for page in ("cli.md", "operations.md"):
+        (said,) = (line for line in (ROOT / "docs" / page).read_text().splitlines() if "0 done, 1 not done" in line)
+        assert all(f" {code} " in said for code in codes)
+
+
 def test_a_mistake_of_ours_keeps_its_traceback(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, ZeroDivisionError("ours"))
     with pytest.raises(ZeroDivisionError):

@@ -1,7 +1,7 @@
 """The `tfmq` command: the command group, shell completion, and error output with exit codes.
 
 Exit codes: 0 done, 1 not done (the printed sentence has the reason), 2 wrong usage, 3 no broker reached, 4 damage
-found.
+found, 130 ended by Ctrl-C.
 """
 
 from __future__ import annotations
