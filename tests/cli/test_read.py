@@ -71,6 +71,18 @@ def test_a_group_goes_on_where_it_was_and_loses_nothing(cli: Cli, topic: str, br
     assert cli("read", topic, "-g", topic).out == b""
 
 
+def test_where_a_group_has_an_offset_it_is_said_that_from_is_not_used(cli: Cli, topic: str) -> None:
+    cli("send", topic, *"ab")
+    first = cli("read", topic, "-g", topic, "-n", "1", "--from", "earliest")
+    assert (first.out, first.err) == (b"a\n", "")
+    assert cli("read", topic, "-g", topic, "-n", "1").err == ""
+    again = cli("read", topic, "-g", topic, "--from", "earliest")
+    assert (again.code, again.out, again.err.count("\n")) == (0, b"", 1)
+    assert f"--from is not used where the group {topic} has an offset" in again.err
+    assert f"tfmq group reset {topic} {topic} --to" in again.err
+    assert cli("read", topic, "-g", topic, "--from", "earliest", "-q").err == ""
+
+
 def test_tags_choose(cli: Cli, topic: str) -> None:
     cli("send", topic, "a", "-t", "old")
     cli("send", topic, "b", "-t", "new")

@@ -7,11 +7,12 @@ and exits with code 4.
 import base64
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tfmq.cli import main
 from tfmq.cli.main import DAMAGE_FOUND
@@ -54,7 +55,7 @@ Examples:
     "start",
     type=StartPosition(),
     default="earliest",
-    help="Where to begin [earliest]; a time may be relative, as -15m.",
+    help="Where to begin [earliest]; a time may be relative, as -15m. A group continues at its offsets.",
 )
 @click.option("-n", "count", type=click.IntRange(min=1), help="Stop after this many messages.")
 @click.option("--follow", is_flag=True, help="Continue as new messages arrive.")
@@ -88,6 +89,12 @@ def read(
     ends, unserved, troubles = partition_states(output, topic, partition)
     if isinstance(start, int):
         check_offset(topic, start, ends)
+    from_given = click.get_current_context().get_parameter_source("start") is ParameterSource.COMMANDLINE
+    if group is not None and from_given and has_offset(output, group, topic, ends):
+        output.info(
+            f"--from is not used where the group {group} has an offset: it continues there."
+            f" Another place: tfmq group reset {group} {topic} --to ..."
+        )
     if follow or unserved == ends.keys():
         print_problems(troubles)
     if unserved == ends.keys():
@@ -116,6 +123,13 @@ def read(
     if not follow:
         print_problems(troubles)
     return DAMAGE_FOUND if damaged else int(bool(troubles) and printed != count)
+
+
+def has_offset(output: Output, group: str, topic: str, partitions: Container[int]) -> bool:
+    """Return whether the group has a committed offset in one of the partitions."""
+    with output.admin() as admin:
+        offsets = admin.group(group).offsets
+    return any(row["topic"] == topic and row["partition"] in partitions and row["offset"] >= 0 for row in offsets)
 
 
 def print_problems(troubles: list[str]) -> None:
