@@ -64,6 +64,7 @@ def test_everything_has_json_with_the_next_run_in_its_time_zone(cli: Cli, topic:
 def test_the_same_words_make_no_second_one_and_the_topic_is_made(cli: Cli, topic: str) -> None:
     first = cli("schedule", "add", "@daily", topic, "go", "--json").json
     assert cli("schedule", "add", "@daily", topic, "go", "--json").json == first
+    assert f"{first['name']} is there already; next run" in cli("schedule", "add", "@daily", topic, "go").err
     cli("schedule", "pause", first["name"])
     reported = cli("schedule", "add", "@daily", topic, "go").err
     assert f"is there already, paused: tfmq schedule resume {first['name']}" in reported

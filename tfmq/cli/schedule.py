@@ -90,6 +90,7 @@ def add(
         raise click.UsageError("give either a PAYLOAD or --file")
     content = payload.encode(errors="surrogateescape") if payload is not None else b""
     with output.admin(may_create=True) as admin:
+        known = {each.name for each in admin.schedules()}
         found = admin.schedule(
             cron,
             topic,
@@ -103,8 +104,8 @@ def add(
             misfire=misfire,
         )
     # If the schedule existed before and is paused, print this, so that the user of a deployment script notices it.
-    paused = f"there already, paused: tfmq schedule resume {found.name}"
-    what = paused if found.state == "paused" else "added"
+    paused = f", paused: tfmq schedule resume {found.name}" if found.state == "paused" else ""
+    what = f"there already{paused}" if paused or found.name in known else "added"
     report_schedule(output, found, f"{escape_unprintable(found.name)} is {what}")
 
 
