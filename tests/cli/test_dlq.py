@@ -316,6 +316,26 @@ def test_dead_letters_are_sent_again(cli: Cli, topic: str, broker: LiveServer, h
     assert isinstance(shown["sent_offset"], int)
 
 
+def test_where_all_wait_it_is_said_how_they_are_sent(cli: Cli, store: str, topic: str) -> None:
+    cli("dlq", "drop", "--until", "1970-01-01T00:00:00.035+00:00", "--store", store)
+    for options in ([], ["--dry-run"]):
+        ran = cli("dlq", "redrive", "--store", store, *options)
+        assert ran.code == 0 and "0 dead letters" in ran.err
+        assert "1 dead letter waiting to be handled again: name an ID to send it now" in ran.err
+    assert "waiting" not in cli("dlq", "redrive", "--topic", "nosuch", "--store", store).err
+
+
+def test_a_topic_that_is_not_there_is_the_only_thing_said_with_the_nearest(
+    cli: Cli, topic: str, broker: LiveServer, home: Path
+) -> None:
+    path = str(home / "dead.db")
+    dead(broker, cli, topic, path, count=1)
+    for options in ([], ["--dry-run"]):
+        ran = cli("dlq", "redrive", "--store", path, "--to", topic[:-1], *options)
+        assert (ran.code, ran.out) == (1, b"")
+        assert ran.err == f"tfmq: There is no topic {topic[:-1]!r}. Did you mean {topic!r}?\n"
+
+
 def test_a_topic_as_the_store(cli: Cli, topic: str, broker: LiveServer) -> None:
     cli("send", topic, "0")
     missing = cli("dlq", "list", "--store", f"topic:{topic}-dead")
@@ -481,17 +501,18 @@ def test_one_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("error", "dry", "reported"),
+    ("sent", "error", "dry", "reported"),
     [
-        (BadRequest("no topic name"), False, ""),
-        (UnknownTopic("no topic nosuch"), True, ""),
-        (UnknownTopic("no topic nosuch"), False, "correct the cause and run the same command again"),
+        (0, BadRequest("no topic name"), False, ""),
+        (0, UnknownTopic("no topic nosuch"), True, ""),
+        (0, UnknownTopic("no topic nosuch"), False, ""),
+        (1, UnknownTopic("no topic nosuch"), False, "correct the cause and run the same command again"),
     ],
 )
 def test_what_cannot_succeed_is_not_to_be_run_again(
-    capsys: pytest.CaptureFixture[str], error: TfmqError, dry: bool, reported: str
+    capsys: pytest.CaptureFixture[str], sent: int, error: TfmqError, dry: bool, reported: str
 ) -> None:
-    desks: Any = [Scripted(Report(), error)]
+    desks: Any = [Scripted(Report(sent, targets={"a": sent} if sent else {}), error)]
     with pytest.raises(TfmqError):
         redrive_stores(desks, Wish(dry=dry), OUTPUT)
     said = capsys.readouterr().err

@@ -31,7 +31,8 @@ from tfmq.cli.output import (
     with_noun,
 )
 from tfmq.cli.read import message_row
-from tfmq.errors import BadRequest, DecodeFailed, TfmqError
+from tfmq.cli.topic import find_topic
+from tfmq.errors import BadRequest, DecodeFailed, TfmqError, UnknownTopic
 
 if TYPE_CHECKING:
     from tfmq.dead_letters.admin import Desk
@@ -487,6 +488,9 @@ def redrive(
     """
     from tfmq.dead_letters.redrive import Wish
 
+    if to_topic is not None:
+        with output.admin() as admin:
+            find_topic(admin, to_topic)
     with open_stores(choice, output) as found:
         full = tuple(sendable_id(find_letter(found, each, choice)[1]) for each in ids)
         if dry_run and not found:
@@ -515,7 +519,8 @@ def redrive_stores(desks: Sequence[Desk], wish: Wish, output: Output) -> int:
                 desk.redrive(wish, advance, total)
             except TfmqError as error:
                 report_redrive(total, wish, output)
-                if not wish.dry and not isinstance(error, BadRequest):
+                is_begun = bool(total.targets) or not isinstance(error, UnknownTopic)
+                if is_begun and not wish.dry and not isinstance(error, BadRequest):
                     first = "" if error.retriable else "correct the cause and "
                     output.info(
                         f"the redrive is incomplete: {first}run the same command again; it continues where it stopped"
@@ -535,6 +540,8 @@ def report_redrive(total: Report, wish: Wish, output: Output) -> None:
     where = ", ".join(f"{number:,} to {escape_unprintable(topic)}" for topic, number in sorted(total.targets.items()))
     word = "would be sent" if wish.dry else "sent"
     output.info(f"{with_noun(sum(total.targets.values()), 'dead letter')} {word}{f': {where}' if where else ''}")
+    if total.waiting and not total.targets:
+        output.info(f"{with_noun(total.waiting, 'dead letter')} waiting to be handled again: name an ID to send it now")
     if total.resumed:
         output.info(f"{total.resumed:,} of these had been sent by an interrupted redrive")
     if total.looping:

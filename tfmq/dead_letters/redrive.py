@@ -80,7 +80,8 @@ class Report:
     transit · `looping`: number of letters skipped because of the loop limit · `unsendable`: a sentence for each letter
     that cannot be sent · `unsure`: a sentence for each letter that may or may not be stored · `targets`: topic ->
     number of letters sent to the topic (in a dry run, that would be sent) · `foreign`: number of skipped letters of
-    other brokers, by broker id ("": unknown) · `broker`: id of the broker that was reached.
+    other brokers, by broker id ("": unknown) · `broker`: id of the broker that was reached · `waiting`: number of
+    waiting letters that the request would send if it had their ids, counted only if nothing was sent.
     """
 
     sent: int = 0
@@ -91,6 +92,7 @@ class Report:
     targets: dict[str, int] = field(default_factory=dict)
     foreign: dict[str, int] = field(default_factory=dict)
     broker: str = ""
+    waiting: int = 0
 
     def count(self, topic: str, number: int) -> None:
         if number:
@@ -153,7 +155,16 @@ class RedriveOperation:
                 break
             page = PagePosition(letters[-1].kept_ms, letters[-1].id)
             yield from self._send_page(letters)
+        if not (self.report.targets or chosen.ids):
+            yield from self._count_waiting(chosen)
         return self.report
+
+    def _count_waiting(self, chosen: Selection) -> Operation[None]:
+        page = FIRST_PAGE
+        waiting = chosen._replace(states=(model.WAITING,))
+        while letters := (yield from self._letters.find(waiting, page, PAGE_LETTERS)):
+            page = PagePosition(letters[-1].kept_ms, letters[-1].id)
+            self.report.waiting += len(letters)
 
     def _resume(self) -> Operation[None]:
         """Send letters in transit again. Claimed letters without a sequence were never sent: make them dead again."""

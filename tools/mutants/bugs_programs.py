@@ -52,8 +52,8 @@ PROGRAMS: Final = (
         "half-a-redrive-says-nothing",
         "an interrupted redrive reports how far it came",
         _REDRIVING,
-        "                report_redrive(total, wish, output)\n                if not wish.dry",
-        "                if not wish.dry",
+        "                report_redrive(total, wish, output)\n                is_begun",
+        "                is_begun",
         [REDRIVING],
     ),
     Mutant(
