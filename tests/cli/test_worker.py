@@ -368,6 +368,26 @@ def test_a_worker_handles_what_is_there(broker: LiveServer, tmp_path: Path, kind
     assert process.wait(SECONDS_RUN) == 0
 
 
+@pytest.mark.parametrize("face", ["tfmq", "tfmq.aio"])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_handler_that_fails_finally_ends_the_run_with_a_sentence(
+    cli: Cli, folder: Path, broker: LiveServer, monkeypatch: pytest.MonkeyPatch, face: str, workers: str
+) -> None:
+    name = f"failing_{len(face)}_{workers}"
+    text = WORKER.format(topic=name, kind="async " if face == "tfmq.aio" else "")
+    write(folder, name, text.replace("tfmq", face).replace("dead_letters=None", "dead_letters=None, retries=0") + FAILS)
+    cli("send", name, "0")
+    ran = cli("run", f"{name}:consumer", "-q", "--workers", workers)
+    assert (ran.code, ran.out) == (1, b"0\n")
+    assert ran.err == (
+        f"tfmq: a handler failed finally, in {name}.py:11: KeyError: 'toaster'."
+        " The run ended before its message, because dead_letters= names no store.\n"
+    )
+
+
+FAILS = "    {}['toaster']\n"
+
+
 @pytest.mark.long
 def test_the_processes_of_one_that_was_killed_end_by_themselves(broker: LiveServer, tmp_path: Path) -> None:
     topic = "run-orphans"

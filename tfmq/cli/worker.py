@@ -270,7 +270,34 @@ def run_worker(target: str, workers: int, order: Any, tracebacks: bool, quiet: b
         from tfmq.cli.main import report_error as explained
 
         return NOT_STARTED + explained(error)
+    except Exception as error:
+        frames = handler_frames(error)
+        if not frames:
+            raise  # a mistake of ours: it keeps its traceback
+        raise click.ClickException(handler_error_text(error, frames, tracebacks)) from None
     return 0
+
+
+def handler_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the calls in the traceback from the handler on; none if no handler raised the error."""
+    package, library = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    caller = ""
+    for number, frame in enumerate(frames):
+        if frame.filename.startswith(package + os.sep):
+            caller = frame.filename
+        elif not frame.filename.startswith(library + os.sep) or "site-packages" in frame.filename:
+            return frames[number:] if caller.startswith(os.path.join(package, "client", "worker", "")) else []
+    return []
+
+
+def handler_error_text(error: BaseException, frames: list[traceback.FrameSummary], with_text: bool) -> str:
+    """Return why the run of a consumer without a dead-letter store ended. `with_text`: not only the error's class."""
+    words = "".join(traceback.format_exception_only(error)).strip() if with_text else type(error).__name__
+    return (
+        f"a handler failed finally, in {os.path.relpath(frames[0].filename)}:{frames[0].lineno}: {words}."
+        " The run ended before its message, because dead_letters= names no store."
+    )
 
 
 def freeze_imports(consumer: Any) -> None:
