@@ -1,5 +1,6 @@
 """`tfmq read`: up to the present end, by place, count, tag and group, in every form."""
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -99,6 +100,7 @@ def test_json_has_the_words_of_the_page(cli: Cli, topic: str, broker: LiveServer
         *("topic", "partition", "offset", "ordinal", "id", "key", "tag", "properties", "born_at"),
         *("appended_at", "key_base64", "payload_base64"),
     ]
+    assert all(re.fullmatch(r"[-0-9]+T[:0-9]+\.\d{3}\+00:00", first[name]) for name in ("born_at", "appended_at"))
     assert (first["payload_base64"], first["key_base64"], first["key"]) == ("/wA=", "/g==", None)
     assert (second["payload"], second["key"], second["ordinal"]) == (None, "gone", 1)
 

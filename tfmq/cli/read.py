@@ -264,7 +264,7 @@ def message_row(message: "ReceivedMessage") -> dict[str, Any]:
         "key": message.key,
         "tag": message.tag,
         "properties": dict(message.properties),
-        "born_at": message.born_at.isoformat() if message.born_at else None,
+        "born_at": message.born_at.isoformat(timespec="milliseconds") if message.born_at else None,
         "appended_at": iso_text(message.origin.append_ms),
     }
     if isinstance(message.key, bytes):
