@@ -16,6 +16,7 @@ from tfmq.cli.main import run
 from tfmq.cli.output import Output
 from tfmq.cli.send import SharedOptions, message_of, print_result, split_stream
 from tfmq.message import SendResult
+from tfmq.producer import Producer
 from tfmq.protocol.delayed_handle import Handle, format_handle
 
 
@@ -58,6 +59,16 @@ def test_ctrl_c_says_how_many_messages_were_delivered(
     assert run(["send", topic]) == 130
     assert capsysbinary.readouterr().err.decode() == f"interrupted: 2 messages were delivered to {topic}\n\n"
     assert payloads(cli, topic) == ["a", "b"]
+
+
+def test_ctrl_c_says_how_many_messages_may_not_be_delivered(
+    cli: Cli, topic: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(InterruptedStream()))
+    monkeypatch.setattr(Producer, "stats", lambda producer: {"messages": 0})
+    assert run(["send", topic]) == 130
+    said = "interrupted: 0 messages were delivered to {}; 2 more may not be delivered\n\n"
+    assert capsysbinary.readouterr().err.decode() == said.format(topic)
 
 
 def test_nul_may_end_messages(cli: Cli, topic: str) -> None:

@@ -90,7 +90,8 @@ def send(
     Without PAYLOAD and file, each line of standard input is a message. With --json, standard input has objects as
     `tfmq read --json` prints them; payload, key, tag and properties of each object are sent. To send plain lines with
     --json, use `--lines -`. Messages without a key go to the partitions in turn; messages with the same key go to the
-    same partition. After Ctrl-C, the messages that were read are delivered, and their number is printed.
+    same partition. After Ctrl-C, the messages that were read are delivered, if the broker is reached before a second
+    Ctrl-C or the timeout, and their number is printed; so is the number of those that may not be delivered.
     """
     from tfmq.producer import Producer
 
@@ -106,6 +107,7 @@ def send(
         if from_objects
         else map(shared.make_message, named_payloads(payloads, file, lines, b"\0" if null else b"\n"))
     )
+    read = CountedMessages(messages)
     is_stream = not payloads and file is None
     typed = is_stream and (lines or sys.stdin).isatty()
     if typed:
@@ -114,15 +116,33 @@ def send(
     producer = Producer(output.servers, acks=acks, selector=RoundRobinSelector(), client_id=client_id)
     try:
         with producer, progress(output, f"sending to {topic}", None, typed or not is_stream) as advance:
-            count, last, delayed = send_all(producer, topic, messages, advance, shared.is_delayed and output.json)
+            count, last, delayed = send_all(producer, topic, read, advance, shared.is_delayed and output.json)
     except KeyboardInterrupt:
         # `with` has delivered the messages that were read, unless a second Ctrl-C interrupted the delivery.
         if not output.quiet:
             count = producer.stats()["messages"]
             delivered = f"{with_noun(count, 'message')} {'was' if count == 1 else 'were'} delivered to {topic}"
-            click.echo(f"interrupted: {delivered}", err=True)
+            left = read.count - count
+            rest = f"; {left:,} more may not be delivered" if left > 0 else ""
+            click.echo(f"interrupted: {delivered}{rest}", err=True)
         raise
     print_result(output, topic, count, last, shared.is_delayed, delayed)
+
+
+class CountedMessages:
+    """Iterates over messages, and counts those that were read."""
+
+    def __init__(self, messages: Iterator[Message]) -> None:
+        self._messages = messages
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        message = next(self._messages)
+        self.count += 1
+        return message
 
 
 class RoundRobinSelector(KeyHash):
