@@ -195,7 +195,7 @@ def test_delayed_messages_are_listed_counted_moved_and_taken_back(admin: tfmq.Ad
     assert [each.topic for each in admin.delayed()] == ["others", "others", "reminders"]
 
 
-def test_delayed_messages_of_the_asyncio_face_come_when_they_are_due(servers: str) -> None:
+def test_delayed_messages_of_the_asyncio_variant_come_when_they_are_due(servers: str) -> None:
     async def story() -> list[float]:
         async with tfmq.aio.Producer(servers) as producer:
             begin = time.monotonic()

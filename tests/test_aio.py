@@ -9,6 +9,8 @@ import pytest
 
 import tfmq
 from tests.client.fake_broker import HOLD, LOSE, FakeBroker, listening
+from tests.client.fake_delays import NOW_MS, Waiting
+from tests.client.in_doubt_broker import InDoubtBroker, row
 from tfmq import admin, aio, consumer, producer
 from tfmq.errors import Busy, Closed, ConnectionFailed, DeliveryFailed, DiskFull, NotAllowed, TimedOut
 from tfmq.message import Message
@@ -39,7 +41,7 @@ def public(face: type) -> dict[str, Any]:
     ("blocking", "asynchronous"),
     [(producer.Producer, aio.Producer), (admin.Admin, aio.Admin), (consumer.Consumer, aio.Consumer)],
 )
-def test_both_faces_have_the_same_names_parameters_and_docs(blocking: type, asynchronous: type) -> None:
+def test_both_api_variants_have_the_same_names_parameters_and_docs(blocking: type, asynchronous: type) -> None:
     ours, theirs = public(blocking), public(asynchronous)
     assert set(theirs) - set(ours) <= ONLY_ASYNC
     assert set(ours) <= set(theirs)
@@ -52,7 +54,7 @@ def test_both_faces_have_the_same_names_parameters_and_docs(blocking: type, asyn
     assert list(made.parameters.values()) == list(others.parameters.values())
 
 
-def test_the_docs_of_one_face_are_those_of_the_other() -> None:
+def test_the_docs_of_one_api_variant_are_those_of_the_other() -> None:
     for name in ("send", "send_many", "flush", "close", "stats"):
         assert (getattr(aio.Producer, name).__doc__ or "").startswith(getattr(producer.Producer, name).__doc__)
     assert aio.Admin.create_topic.__doc__ == admin.Admin.create_topic.__doc__
@@ -211,3 +213,58 @@ def test_admin_asks() -> None:
 
     with listening(FakeBroker()) as servers:
         asyncio.run(asyncio.wait_for(story(servers), SECONDS))
+
+
+WAITING = [Waiting(NOW_MS + 1000 * n, n, "orders", 0, b"r" * 20) for n in range(5)]
+HANDLES = [each.handle for each in WAITING]
+CALLS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
+    ("ping", (), {}),
+    ("topics", (), {}),
+    ("transactions", (), {"limit": 5}),
+    ("transactions", (["open"],), {"group": "shop", "after": 1}),
+    ("transaction", ("order",), {}),
+    ("commit_transaction", ("order",), {}),
+    ("rollback_transaction", ("other", 4), {"heuristic": False}),
+    ("forget_transaction", ("order",), {}),
+    ("commit_groups", (), {}),
+    ("commit_group", ("q", 1, "run", [("a", 1), ("b", 2)], 10), {"other_total": True}),
+    ("abort_commit_group", ("q", 1, "run"), {}),
+    ("forget_commit_group", ("query-1",), {}),
+    ("delayed", (), {}),
+    ("delayed", ("orders",), {"partition": 0, "first": 0, "end": 1 << 40, "after": HANDLES[0], "limit": 1}),
+    ("delayed_histogram", ([0, NOW_MS / 1000, 1 << 40],), {}),
+    ("delayed_histogram", ([0, 1 << 40], "orders"), {}),
+    ("describe_delayed", (HANDLES[2],), {}),
+    ("reschedule", (HANDLES[1], 0), {}),
+    ("reschedule", (HANDLES[2],), {"deliver_at": 2_000_000_000}),
+    ("cancel", (HANDLES[0],), {}),
+    ("schedule", ("@daily", "orders", "go"), {"name": "a", "key": "k", "misfire": "all", "timezone": "Asia/Tokyo"}),
+    ("schedule", ("@daily", "orders", None), {"tag": "t", "properties": {"n": "1"}, "partition": 0}),
+    ("schedules", (), {}),
+    ("describe_schedule", ("a",), {}),
+    ("pause_schedule", ("a",), {}),
+    ("resume_schedule", ("a",), {}),
+    ("remove_schedule", ("a",), {}),
+)
+
+
+def broker() -> InDoubtBroker:
+    made = InDoubtBroker(row("order", 3), row("other", 4), row("busy", 5, "open"))
+    made.waiting, made.numbers = list(WAITING), len(WAITING)
+    return made
+
+
+def test_each_method_asks_the_same_and_gives_the_same_as_the_blocking_one() -> None:
+    one, other = broker(), broker()
+    with listening(one) as servers, tfmq.Admin(servers) as admin:
+        expected = [getattr(admin, name)(*given, **named) for name, given, named in CALLS]
+
+    async def ask(servers: str) -> list[Any]:
+        async with aio.Admin(servers) as admin:
+            return [await getattr(admin, name)(*given, **named) for name, given, named in CALLS]
+
+    with listening(other) as servers:
+        found = asyncio.run(asyncio.wait_for(ask(servers), SECONDS))
+    assert found == expected
+    assert other.requests[1:] == one.requests[1:], "behind hello"
+    assert [each.state for each in expected[2]] == ["prepared", "prepared"]

@@ -21,7 +21,7 @@ def surface(face: type) -> dict[str, Any]:
     }
 
 
-def test_both_faces_have_the_same_methods_with_the_same_parameters() -> None:
+def test_both_api_variants_have_the_same_methods_with_the_same_parameters() -> None:
     blocking, asynchronous = surface(Consumer), surface(aio_consumer.Consumer)
     assert blocking.keys() - BLOCKING_ONLY == asynchronous.keys() - ASYNCIO_ONLY
     for name in blocking.keys() - BLOCKING_ONLY:

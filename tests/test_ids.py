@@ -39,6 +39,6 @@ def test_what_is_taken_from_a_lease_is_never_taken_twice(count: int, wanted: lis
     assert seen == list(range(100, 100 + count))
 
 
-def test_a_stream_knows_how_many_it_can_still_number() -> None:
+def test_a_producer_sequence_knows_how_many_it_can_still_number() -> None:
     assert ids.remaining_sequences(0) == 1 << 24
     assert ids.remaining_sequences(ids.SEQUENCE_MAX) == 1

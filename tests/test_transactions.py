@@ -20,7 +20,7 @@ from tfmq.aio_transactions import Transaction as AsyncTransaction
 from tfmq.errors import Abandoned, NotAllowed, TransactionCommitted, TransactionRolledBack, TransactionState
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Produce, Transact
-from tfmq.transactions import Transaction
+from tfmq.transactions import Transaction, XAResource
 
 SECONDS = 20.0
 
@@ -56,7 +56,7 @@ def public(face: type) -> dict[str, Any]:
     return {name: member for name, member in found.items() if not name.startswith("_")}
 
 
-def test_both_faces_have_the_same_names_parameters_and_docs() -> None:
+def test_both_api_variants_have_the_same_names_parameters_and_docs() -> None:
     ours, theirs = public(Transaction), public(AsyncTransaction)
     assert ours.keys() == theirs.keys()
     for name, member in ours.items():
@@ -395,3 +395,37 @@ def test_hooks_and_codecs_work_inside(servers: str, broker: FakeBroker) -> None:
         until(lambda: len(ended) == 4)
     assert ended[:3] == [{"n": 1}, {"n": 2}, {"n": 3}] and isinstance(ended[3], TransactionRolledBack)
     assert broker.payloads("orders") == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
+
+
+@pytest.mark.parametrize("wrong", [None, "127.0.0.1:7000", tfmq.Admin])
+def test_what_is_no_blocking_producer_is_refused_by_name(wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"tfmq\.XAResource needs a tfmq\.Producer, not"):
+        tfmq.XAResource(wrong)  # type: ignore[arg-type]
+
+
+def test_a_transaction_manager_drives_it_through_both_phases() -> None:
+    broker = FakeBroker()
+    with listening(broker) as servers, tfmq.Producer(servers, group="shop") as producer:
+        resource = tfmq.XAResource(producer)
+        tx = resource.start("branch-1", timeout=30)
+        tx.send("orders", b"1")
+        with pytest.raises(TransactionState):
+            resource.prepare("branch-1")
+        resource.end("branch-1")
+        assert resource.start("branch-1", resume=True).send("orders", b"2") is not None
+        resource.end("branch-1")
+        assert resource.prepare("branch-1") == "prepared"
+        assert resource.recover() == resource.recover("shop") == ["branch-1"]
+        assert resource.recover("another") == []
+        assert resource.commit("branch-1") == "committed"
+        resource.start("branch-2").send("orders", b"3")
+        resource.end("branch-2")
+        assert resource.rollback("branch-2") == "rolled_back"
+        assert resource.forget("branch-1") is False
+    assert broker.payloads("orders") == [b"1", b"2"]
+
+
+def test_a_producer_gives_one() -> None:
+    producer = tfmq.Producer("127.0.0.1:1")
+    assert isinstance(producer.xa(), XAResource)
+    producer.close()

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from twisted.internet.defer import CancelledError, Deferred, gatherResults, inlineCallbacks
 
+import tfmq
 from tests import reactor as rig
 from tests.client.fake_broker import CUT, HOLD, LOSE, FakeBroker, listening
 from tests.reactor import pause
+from tests.test_aio import CALLS, broker
 from tfmq import twisted
 from tfmq.errors import Busy, Closed, ConnectionFailed, DeliveryFailed, DiskFull, NotAllowed
 from tfmq.message import Message
@@ -207,3 +209,18 @@ def test_making_one_needs_no_reactor_and_installs_none() -> None:
         "assert 'twisted.internet.epollreactor' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_each_method_asks_the_same_and_gives_the_same_as_the_blocking_one() -> None:
+    one, other = broker(), broker()
+    with listening(one) as servers, tfmq.Admin(servers) as admin:
+        expected = [getattr(admin, name)(*given, **named) for name, given, named in CALLS]
+
+    async def ask(reactor: Any) -> list[Any]:
+        async with twisted.Admin(servers, reactor=reactor) as admin:
+            return [await getattr(admin, name)(*given, **named) for name, given, named in CALLS]
+
+    with listening(other) as servers:
+        found = rig.play(ask)
+    assert found == expected
+    assert other.requests[1:] == one.requests[1:], "behind hello"

@@ -55,7 +55,7 @@ def test_the_next_message_is_asked_for_one_by_one(bench: Bench) -> None:
     assert rig.play(story) == ["a", "b"]
 
 
-def test_what_is_in_work_at_an_error_is_not_processed(bench: Bench) -> None:
+def test_what_is_in_work_at_an_error_is_not_acked(bench: Bench) -> None:
     bench.send("a", "b")
 
     async def story(reactor: Any) -> None:

@@ -109,7 +109,7 @@ def test_who_must_have_every_message_gets_those_with_an_unreadable_attribute_wit
 
 @pytest.mark.parametrize("before", [b"", b"r" * 120])
 @pytest.mark.parametrize("length", [0, 10, 71])
-def test_a_last_control_record_that_is_too_short_is_damage(before: bytes, length: int) -> None:
+def test_a_last_block_trailer_that_is_too_short_is_damage(before: bytes, length: int) -> None:
     log = Bytes()
     data = make_record(before, make_id(PRODUCER, 1)) if before else b""
     data += HEADER.pack(length, 0, log.log_id, FLAG_TRAILER) + bytes(length)
@@ -156,7 +156,7 @@ def test_rows_of_one_size_and_mixed_blocks_in_any_order() -> None:
     assert record_positions(memoryview(body)).tolist() == header_positions(body)
 
 
-def test_records_of_the_size_of_a_control_record_are_distinguished_from_it() -> None:
+def test_records_of_the_size_of_a_block_trailer_are_distinguished_from_it() -> None:
     body = log_of([80] * 50, [80] * 50, [80])
     assert record_positions(body).tolist() == header_positions(body)
 
@@ -340,7 +340,7 @@ def test_what_a_later_release_writes_is_named_with_its_place(flag: int, words: s
     assert f"orders-0 at offset {log.pieces[1].offset + 24}" in str(error)
 
 
-def test_a_control_record_with_other_bits_is_no_record() -> None:
+def test_a_block_trailer_with_other_bits_is_no_record() -> None:
     log = Bytes()
     log.append_records([log.record(b"x", 0x40 | 0x1)])
     assert "a block trailer stands inside a block" in str(raised(log))
@@ -404,7 +404,7 @@ def test_ordinals_that_do_not_go_on_are_damage() -> None:
     assert "first ordinal is 2, 1 was expected" in str(error)
 
 
-def test_a_control_record_of_a_later_version_is_no_damage() -> None:
+def test_a_block_trailer_of_a_later_version_is_no_damage() -> None:
     log = Bytes()
     log.append(b"x")
     body = bytearray(log.body())

@@ -176,7 +176,7 @@ def test_a_slice_is_half_a_segment_at_most_and_a_batch_that_fits_none_is_accepte
 # What is on the disk
 
 
-def test_a_mark_is_forced_when_its_append_is() -> None:
+def test_a_mark_is_fsynced_when_its_append_is() -> None:
     broker = Broker(queued=True)
     broker.create()
     reported: list[Any] = []
@@ -191,7 +191,7 @@ def test_a_mark_is_forced_when_its_append_is() -> None:
     assert waiting == [None] and destination(broker).is_durable(mark)
 
 
-def test_a_failed_force_is_reported_and_leaves_the_mark_unforced(broker: Broker) -> None:
+def test_a_failed_fsync_is_reported_and_leaves_the_mark_non_durable(broker: Broker) -> None:
     mark = written(broker)
     broker.disk.faults.fail("force", path="orders-0")
     (error,) = forced(broker, mark)
@@ -213,7 +213,7 @@ def test_what_a_resumption_cut_away_is_reported_by_the_applied_place() -> None:
     assert isinstance(lost, StorageStopped) and lost.outcome == "unknown"
 
 
-def test_what_recovery_could_not_make_durable_on_a_full_disk_is_not_called_forced() -> None:
+def test_what_recovery_could_not_make_durable_on_a_full_disk_is_not_called_fsynced() -> None:
     """Recovery knows of an append that it had no room to write again: `applied` includes it, the disk may not."""
     broker = Broker()
     broker.create()

@@ -22,7 +22,7 @@ def test_a_topic_s_settings_win_over_the_broker_s() -> None:
     assert house.partition_dirs.log_options("orders", 3, {}).flush_messages == 5
 
 
-def test_one_force_serves_all_partitions_of_a_turn() -> None:
+def test_one_fsync_serves_all_partitions_of_a_turn() -> None:
     broker = Broker(queued=True)
     broker.create(partitions=20)
     producer = broker.lease()
@@ -38,7 +38,7 @@ def test_one_force_serves_all_partitions_of_a_turn() -> None:
     assert house.forcer.forces == before + 1 and house.forcer.joint_forces == joint + 1
 
 
-def test_what_comes_while_a_force_runs_shares_the_next() -> None:
+def test_what_comes_while_an_fsync_runs_shares_the_next() -> None:
     broker = Broker(queued=True)
     broker.create()
     producer = broker.lease()

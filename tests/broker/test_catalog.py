@@ -32,7 +32,7 @@ def submitted(broker: Broker, count: int) -> list[BaseException | str | None]:
     return found
 
 
-def test_entries_of_one_turn_are_one_append_and_one_force() -> None:
+def test_entries_of_one_turn_are_one_append_and_one_fsync() -> None:
     broker = Broker(queued=True)
     broker.create()
     catalog = broker.engine.broker.catalog
@@ -72,7 +72,7 @@ def test_a_full_disk_is_an_error_and_it_goes_on_when_there_is_space() -> None:
     assert broker.create("more").code == "ok"
 
 
-def test_a_failed_force_is_an_error_to_all_who_waited_and_the_catalog_stops() -> None:
+def test_a_failed_fsync_is_an_error_to_all_who_waited_and_the_catalog_stops() -> None:
     broker = Broker(queued=True)
     broker.create()
     broker.disk.faults.fail("force", path="meta")
@@ -109,7 +109,7 @@ def test_a_log_that_is_none_is_refused() -> None:
     assert again.engine.broker.catalog.state.dump() == broker.engine.broker.catalog.state.dump()
 
 
-def test_what_need_not_be_forced_is_reported_when_it_is_written() -> None:
+def test_what_need_not_be_fsynced_is_reported_when_it_is_written() -> None:
     broker = Broker(queued=True)
     catalog = broker.engine.broker.catalog
     reported: list[str] = []
@@ -222,7 +222,7 @@ def test_what_is_left_of_an_old_range_is_given_up_so_that_ids_look_young() -> No
     assert (register.lease_time_ms(second) or 0) > (register.lease_time_ms(first) or 0)
 
 
-def test_a_lease_that_cannot_be_forced_is_an_error() -> None:
+def test_a_lease_that_cannot_be_fsynced_is_an_error() -> None:
     broker = Broker(queued=True)
     broker.create()
     broker.disk.faults.fail("force", path="meta")

@@ -534,7 +534,7 @@ def test_while_one_partition_is_stopped_for_days_all_others_are_on_time(broker: 
 
 
 @pytest.mark.timeout(60)
-def test_arrivals_that_fail_beside_an_unforced_one_keep_no_worker_busy() -> None:
+def test_arrivals_that_fail_beside_a_non_durable_one_keep_no_worker_busy() -> None:
     """What is due soon is not on the disk and never will be in this life: it is not requested again and again."""
     broker = Broker(queued=True)
     broker.create()

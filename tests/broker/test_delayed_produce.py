@@ -78,7 +78,7 @@ def test_a_stopped_log_refuses_and_nothing_was_done(broker: Broker) -> None:
     assert getattr(error, "outcome", "") == "not done" and "start the broker again" in str(error)
 
 
-def test_what_was_written_when_its_force_failed_may_have_happened(broker: Broker) -> None:
+def test_what_was_written_when_its_fsync_failed_may_have_happened(broker: Broker) -> None:
     reported: list[BaseException | None] = []
     broker.delay(broker.lease(), 0, due=after(HOUR), acks=ACKS_WRITTEN, turn=False)
     broker.disk.faults.fail("force", path="arrivals/")

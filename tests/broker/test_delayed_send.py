@@ -44,7 +44,7 @@ def queued(**values: Any) -> Broker:
 # From the request to the answer
 
 
-def test_a_delayed_send_lands_whole_after_its_note(broker: Broker) -> None:
+def test_a_delayed_send_is_stored_whole_after_its_arrival_header(broker: Broker) -> None:
     now = broker.clock.wall_ms()
     answer = broker.delay(broker.lease(), 0, [b"one", b"two"], due=after(5000) + at(now + 9000))
     assert answer.positions == [] and answer.first_ordinal == -1 and answer.durability == ACKS_SYNCED
@@ -58,7 +58,7 @@ def test_a_delayed_send_lands_whole_after_its_note(broker: Broker) -> None:
     assert handle == (answer.delayed.store_id, stored.log_id, now + 9000, stored.first_number + 1)
 
 
-def test_a_synced_one_waits_for_the_force_and_a_written_one_says_that_it_is_only_written() -> None:
+def test_a_synced_one_waits_for_the_fsync_and_a_written_one_says_that_it_is_only_written() -> None:
     broker = queued()
     producer = broker.lease()
     broker.work()
@@ -71,7 +71,7 @@ def test_a_synced_one_waits_for_the_force_and_a_written_one_says_that_it_is_only
     assert broker.arrivals.forced_offset == broker.arrivals.end_offset
 
 
-def test_one_stream_goes_over_all_topics_and_partitions(broker: Broker) -> None:
+def test_one_sequence_goes_over_all_topics_and_partitions(broker: Broker) -> None:
     broker.create("bills", 2)
     producer = broker.lease()
     answers = [
@@ -137,7 +137,7 @@ def test_a_repeat_without_a_result_of_the_disk_may_have_happened(broker: Broker)
     assert again.failure is not None and again.failure.outcome == "unknown"
 
 
-def test_a_successor_closes_a_delayed_stream_and_no_other(broker: Broker) -> None:
+def test_a_successor_closes_a_delayed_sequence_and_no_other(broker: Broker) -> None:
     producer = broker.lease()
     broker.delay(producer, 0, [b"a", b"b"])
     closed = broker.succeed(producer, topic="")
@@ -390,7 +390,7 @@ def test_producers_learn_nothing_from_what_a_transaction_brings(broker: Broker) 
 
 
 @pytest.mark.parametrize("cut", range(1, HEADER_SIZE))
-def test_a_batch_that_ends_like_half_a_control_record_meets_no_other_half(broker: Broker, cut: int) -> None:
+def test_a_batch_that_ends_like_half_a_block_trailer_meets_no_other_half(broker: Broker, cut: int) -> None:
     """Its sender chose the first bytes of a header; no note, whatever its topic is called, begins like the rest."""
     first = piece(broker, 0, b"x" + control_header(ARRIVALS_KEY)[:cut])
     data = batch(PRODUCER, 1, [b"second"])

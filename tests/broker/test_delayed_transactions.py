@@ -167,7 +167,7 @@ def test_a_delay_counts_in_broker_time_whatever_the_wall_clock_does(broker: Brok
         assert len(broker.payloads()) == seen + 1
 
 
-def test_the_stream_of_a_transaction_goes_on_over_plain_and_delayed_ones(broker: Broker) -> None:
+def test_the_sequence_of_a_transaction_goes_on_over_plain_and_delayed_ones(broker: Broker) -> None:
     stream = broker.stream()
     began = broker.begin(stream, "x")
     assert broker.send(stream, began, [b"a"]).code == "ok"

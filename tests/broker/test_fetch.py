@@ -75,7 +75,7 @@ def test_a_waiting_fetch_ends_empty_when_its_time_is_up_not_before(broker: Broke
     assert fetch.body == b"" and fetch.next == 0
 
 
-def test_an_item_39_reads_never_pass_the_forced_mark() -> None:
+def test_an_item_39_reads_never_pass_the_durable_offset() -> None:
     broker = queued()
     producer = broker.lease()
     broker.produce(producer, 0, [b"forced"])
@@ -87,7 +87,7 @@ def test_an_item_39_reads_never_pass_the_forced_mark() -> None:
     assert broker.fetch(forced, read=READ_FORCED).next == forced
 
 
-def test_a_fetch_that_waits_at_the_forced_mark_asks_for_a_force() -> None:
+def test_a_fetch_that_waits_at_the_durable_offset_asks_for_an_fsync() -> None:
     broker = queued()
     producer = broker.lease()
     broker.produce(producer, 0, [b"a"])
@@ -99,7 +99,7 @@ def test_a_fetch_that_waits_at_the_forced_mark_asks_for_a_force() -> None:
     assert payloads_of(fetch) == [b"b"]
 
 
-def test_what_is_written_while_a_fetch_waits_is_forced_for_it() -> None:
+def test_what_is_written_while_a_fetch_waits_is_fsynced_for_it() -> None:
     broker = queued()
     producer = broker.lease()
     fetch = broker.fetch(0, wait_ms=5000)
@@ -108,7 +108,7 @@ def test_what_is_written_while_a_fetch_waits_is_forced_for_it() -> None:
     assert payloads_of(fetch) == [b"a"]
 
 
-def test_who_reads_what_is_written_does_not_wait_for_a_force() -> None:
+def test_who_reads_what_is_written_does_not_wait_for_an_fsync() -> None:
     broker = queued()
     producer = broker.lease()
     broker.produce(producer, 0, [b"a"])
@@ -118,7 +118,7 @@ def test_who_reads_what_is_written_does_not_wait_for_a_force() -> None:
     assert payloads_of(fetch) == [b"b"]
 
 
-def test_a_reader_ahead_of_the_forced_mark_waits() -> None:
+def test_a_reader_ahead_of_the_durable_offset_waits() -> None:
     broker = queued()
     producer = broker.lease()
     broker.produce(producer, 0, [b"a"])

@@ -43,7 +43,7 @@ def torn(bench: Bench, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("forced", [1 << 40, 1 << 62])
-def test_a_control_record_that_claims_more_than_came_before_it_moves_no_end(forced: int) -> None:
+def test_a_block_trailer_that_claims_more_than_came_before_it_moves_no_end(forced: int) -> None:
     bench = Bench()
     log = bench.open()
     bench.send(3)
@@ -55,7 +55,7 @@ def test_a_control_record_that_claims_more_than_came_before_it_moves_no_end(forc
     assert bench.read_all() == bench.expected(0, 3)
 
 
-def test_a_log_refuses_a_batch_with_a_control_record_of_its_own() -> None:
+def test_a_log_refuses_a_batch_with_a_block_trailer_of_its_own() -> None:
     bench = Bench()
     log = bench.open()
     bench.send(3)
@@ -76,7 +76,7 @@ def seam_batch(log_id: int) -> Batch:
     return Batch(record, (), producer, 0, 1)
 
 
-def test_two_batches_of_one_append_make_no_control_record_at_their_seam() -> None:
+def test_two_batches_of_one_append_make_no_block_trailer_at_their_seam() -> None:
     log = Bench().open()
     log.check(seam_batch(LOG_ID))
     log.check(seam_batch(LOG_ID), b"something else")

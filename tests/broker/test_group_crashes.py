@@ -3,7 +3,7 @@
 import random
 
 from journal.testing import Moment, crash_states
-from tests.broker.group_rig import Name, Seat
+from tests.broker.group_member import Name, Seat
 from tests.broker.helpers import Broker
 from tests.scale import SEED, scaled
 

@@ -13,7 +13,7 @@ prints the seed that replays it.
 
 import pytest
 
-from tests.broker.group_world import World
+from tests.broker.group_simulation import World
 from tests.scale import SEED, scaled, seeded
 
 STEPS = 400

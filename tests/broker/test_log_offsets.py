@@ -58,7 +58,7 @@ def test_earliest_and_latest(broker: Broker) -> None:
     )
 
 
-def test_latest_is_the_forced_mark(broker: Broker) -> None:
+def test_latest_is_the_durable_offset(broker: Broker) -> None:
     forced = broker.log().forced_offset
     broker.produce(broker.lease(), 0, acks=ACKS_WRITTEN)
     assert (broker.locate(BY_LATEST).offset, broker.locate(BY_LATEST).ordinal) == (forced, 10)

@@ -331,7 +331,7 @@ def test_effects_that_wait_while_it_is_resumed_are_refused_and_sends_go_on() -> 
     assert slice_of(b"now") == [None]
 
 
-def test_the_file_of_marks_says_all_that_is_forced_also_where_no_other_force_follows() -> None:
+def test_the_file_of_marks_says_all_that_is_fsynced_also_where_no_other_fsync_follows() -> None:
     broker = Broker()
     broker.create()
     log, producer = broker.log(), broker.lease()
@@ -480,7 +480,7 @@ def test_effects_too_large_for_one_append_follow_in_the_same_turn() -> None:
     assert broker.log().applied(SOURCE_TRANSACTION, JOURNAL) == (14, 1)
 
 
-def test_a_spurious_control_header_between_two_effects_keeps_them_apart(broker: Broker) -> None:
+def test_a_spurious_trailer_header_between_two_effects_keeps_them_apart(broker: Broker) -> None:
     """Two harmless batches, of which one ends and the other begins like a block trailer of this very log."""
     apply(broker, effect(broker, 1))
     log = broker.log()

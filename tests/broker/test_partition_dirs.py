@@ -52,7 +52,7 @@ def test_putting_aside_can_be_repeated_and_removal_goes_on_where_it_failed() -> 
     assert [name for name in broker.disk.list(DATA) if "bills" in name] == []
 
 
-def test_strangers_are_named_and_the_house_s_own_folders_are_none() -> None:
+def test_strangers_are_named_and_the_broker_s_own_folders_are_none() -> None:
     broker = Broker()
     for name in ("meta-1", "bills-0", "notes", "archive"):
         broker.disk.make_folder(f"{DATA}/{name}")

@@ -30,7 +30,7 @@ def queued(**values: Any) -> Broker:
     return made
 
 
-def test_a_synced_send_is_answered_once_it_is_forced() -> None:
+def test_a_synced_send_is_answered_once_it_is_fsynced() -> None:
     broker = queued()
     producer = broker.lease()
     answer = broker.produce(producer, 0, [b"a", b"b"])
@@ -58,7 +58,7 @@ def test_what_arrives_in_one_turn_is_one_append(broker: Broker) -> None:
     assert fetched.next == broker.log().end_offset == 5 * 21 + 100
 
 
-def test_batches_of_one_stream_in_one_turn_follow_each_other(broker: Broker) -> None:
+def test_batches_of_one_producer_sequence_in_one_turn_follow_each_other(broker: Broker) -> None:
     producer = broker.lease()
     answers = [broker.produce(producer, n, [b"%d" % n], turn=False) for n in range(3)]
     broker.engine.broker.end_turn()
@@ -166,7 +166,7 @@ def test_an_item_15_append_failure_on_a_full_disk_goes_on_when_there_is_space(br
     assert broker.payloads() == [b"before", b"after"]
 
 
-def test_a_failed_force_is_an_error_to_every_waiting_request_and_stops_the_partition() -> None:
+def test_a_failed_fsync_is_an_error_to_every_waiting_request_and_stops_the_partition() -> None:
     broker = queued()
     producer = broker.lease()
     answer = broker.produce(producer, 0)
@@ -236,7 +236,7 @@ def test_a_successor_s_answer_is_repeatable_also_after_a_crash(broker: Broker) -
     assert again.succeed(producer).fields == first.fields
 
 
-def test_a_successor_waits_for_the_force() -> None:
+def test_a_successor_waits_for_the_fsync() -> None:
     broker = queued()
     answer = broker.succeed(broker.lease())
     assert answer.code == "waiting"

@@ -61,7 +61,7 @@ def check(producers: ProducerState, producer: int, sequence: int, records: int =
     return producers.check(producer, sequence, records, gaps=gaps, now_ms=lambda: DAY_MS)
 
 
-def test_the_next_batch_of_a_stream_is_new() -> None:
+def test_the_next_batch_of_a_producer_sequence_is_new() -> None:
     store = Store()
     assert check(store.producers, 20, 0) is None
     store.send((20, 0, 3))

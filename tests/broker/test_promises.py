@@ -30,7 +30,7 @@ def test_a_deleted_topic_leaves_its_place_free_whatever_a_power_cut_takes() -> N
     assert after.payloads() == []
 
 
-def test_a_member_gets_its_generation_once_that_is_forced() -> None:
+def test_a_member_gets_its_generation_once_that_is_fsynced() -> None:
     broker = Broker(queued=True)
     broker.create()
     joined = broker.join()

@@ -59,7 +59,7 @@ def test_status_names_what_is_stopped() -> None:
     assert (stopped["topic"], stopped["partition"]) == ("orders", 0) and stopped["reason"]
 
 
-def test_a_stop_writes_and_forces_what_was_taken_and_wakes_who_waits() -> None:
+def test_a_stop_writes_and_fsyncs_what_was_taken_and_wakes_who_waits() -> None:
     broker = Broker(queued=True)
     broker.create()
     producer = broker.lease()
@@ -76,7 +76,7 @@ def test_a_stop_writes_and_forces_what_was_taken_and_wakes_who_waits() -> None:
     assert again.payloads() == [b"hello", b"last"]
 
 
-def test_unforced_data_is_forced_in_its_time() -> None:
+def test_non_durable_data_is_fsynced_in_its_time() -> None:
     broker = Broker(queued=True, flush__seconds=5)
     broker.create()
     producer = broker.lease()
@@ -93,7 +93,7 @@ def test_unforced_data_is_forced_in_its_time() -> None:
 
 
 @pytest.mark.parametrize("values", [{"flush__messages": 0}, {"flush__seconds": 0}, {"flush__messages": 3}])
-def test_unforced_data_is_forced_after_so_many_messages(values: dict[str, int]) -> None:
+def test_non_durable_data_is_fsynced_after_so_many_messages(values: dict[str, int]) -> None:
     broker = Broker(None, None, **values)  # type: ignore[arg-type]
     broker.create()
     broker.produce(broker.lease(), 0, [b"x"] * 3, acks=ACKS_WRITTEN)

@@ -74,7 +74,7 @@ def test_it_is_sent_when_its_time_has_come_and_not_a_millisecond_before() -> Non
     assert len(broker.times()) == 1
 
 
-def test_what_is_sent_is_forced_at_once_so_that_consumers_get_it() -> None:
+def test_what_is_sent_is_fsynced_at_once_so_that_consumers_get_it() -> None:
     broker = Scheduling.with_topic(flush__seconds=1000.0)
     broker.add("0 9 * * *")
     broker.until("2026-11-23T09:00:00.002")
@@ -195,7 +195,7 @@ def test_a_downtime_of_years_sends_the_newest_thousand_at_most_in_their_order() 
     assert appends < 1400, "times that were missed share appends"
 
 
-def test_large_messages_that_were_missed_come_in_several_appends_each_forced_before_the_next() -> None:
+def test_large_messages_that_were_missed_come_in_several_appends_each_fsynced_before_the_next() -> None:
     broker = Scheduling.with_topic(queued=True)
     broker.add("* * * * *", misfire="all", payload=bytes(60_000))
     broker.stop()
@@ -322,7 +322,7 @@ def test_a_crash_in_a_catch_up_doubles_nothing(rule: str) -> None:
     assert len(expected) == {"one": 1, "all": 12, "skip": 0}[rule]
 
 
-def test_what_a_power_cut_took_before_it_was_forced_is_sent_again() -> None:
+def test_what_a_power_cut_took_before_it_was_fsynced_is_sent_again() -> None:
     broker = Scheduling.with_topic(queued=True)
     broker.add("0 9 * * *")
     broker.advance((ms("2026-11-23T09:00:00.002") - broker.clock.wall_ms()) / 1000)
@@ -466,7 +466,7 @@ def test_what_a_stopped_partition_missed_is_a_matter_of_the_rule(rule: str, expe
     assert hours(broker.times()) == expected
 
 
-def test_a_time_whose_force_failed_is_sent_again_if_the_resumption_lost_it_and_not_if_it_did_not() -> None:
+def test_a_time_whose_fsync_failed_is_sent_again_if_the_resumption_lost_it_and_not_if_it_did_not() -> None:
     broker = Scheduling.with_topic()
     broker.add("0 9 * * *")
     broker.disk.faults.fail("force", path="orders-0")
@@ -522,7 +522,7 @@ def test_what_the_resumption_found_there_is_not_sent_again(rule: str) -> None:
     assert hours(broker.times()) == ["09:00", "10:00"]
 
 
-def test_a_partition_that_stops_later_changes_nothing_about_what_was_forced() -> None:
+def test_a_partition_that_stops_later_changes_nothing_about_what_was_fsynced() -> None:
     broker = Scheduling.with_topic()
     broker.add("0 * * * *")
     broker.until("2026-11-23T09:00:01")

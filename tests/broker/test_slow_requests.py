@@ -14,7 +14,7 @@ def filled() -> tuple[Broker, int]:
     return broker, producer
 
 
-def test_a_force_does_not_wait_after_a_thousand_slow_requests() -> None:
+def test_an_fsync_does_not_wait_after_a_thousand_slow_requests() -> None:
     broker, producer = filled()
     incarnation, flood = broker.incarnation(), Session()
     for _ in range(1000):

@@ -41,7 +41,7 @@ def test_a_resend_of_what_is_in_the_tail_is_unknown_and_answered_when_there_is_s
     assert broker.payloads() == [b"safe", b"tail", b"also tail", b"new"]
 
 
-def test_a_succession_in_the_tail_is_not_said_to_be_forced() -> None:
+def test_a_succession_in_the_tail_is_not_said_to_be_fsynced() -> None:
     broker, producer, closed = waiting()
     assert outcome(broker.succeed(closed)) == ("disk_full", "unknown")
     broker.disk.faults.clear()

@@ -620,7 +620,7 @@ def test_arrivals_in_which_a_checksum_alone_is_wrong_lose_nothing() -> None:
     assert again.payloads() == [b"soon", b"later"]
 
 
-def test_arrivals_that_lost_their_end_are_reported_once_as_mended(caplog: pytest.LogCaptureFixture) -> None:
+def test_arrivals_that_lost_their_end_are_reported_once_as_repaired(caplog: pytest.LogCaptureFixture) -> None:
     broker, _ = with_one_waiting()
     name = next(each for each in broker.disk.list(ARRIVALS) if each.endswith(ARRIVALS_SUFFIX))
     whole = broker.disk.read_file(f"{ARRIVALS}/{name}")
@@ -666,7 +666,7 @@ def test_a_flipped_bit_in_a_trailer_of_the_arrivals_loses_no_message_and_deliver
 
 @pytest.mark.parametrize("kind", ["create", "write", "force", "rename"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["full", "error"])
-def test_a_start_that_cannot_mend_the_arrivals_ends_and_gives_up_nothing(kind: str, error: int) -> None:
+def test_a_start_that_cannot_repair_the_arrivals_ends_and_gives_up_nothing(kind: str, error: int) -> None:
     broker = Broker()
     broker.create()
     producer = broker.lease()

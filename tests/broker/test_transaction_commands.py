@@ -43,7 +43,7 @@ def test_a_whole_transaction_is_answered_when_it_is_decided_and_written(broker: 
     assert found(broker) == ([b"a", b"b"], [b"c"])
 
 
-def test_nothing_is_visible_and_nothing_answered_before_the_decision_is_forced() -> None:
+def test_nothing_is_visible_and_nothing_answered_before_the_decision_is_fsynced() -> None:
     broker = queued()
     before, end, stream = found(broker), broker.log().end_offset, broker.stream()
     answer = broker.transact(stream, [("orders", 0, [b"new"])])
@@ -64,7 +64,7 @@ def test_item_34_an_answered_commit_survives_a_power_cut_that_takes_every_partit
     assert left.payloads()[-10:] == [b"%d" % n for n in range(10)]
 
 
-def test_transactions_of_one_turn_share_a_force_of_the_journal_and_a_write_of_the_partition() -> None:
+def test_transactions_of_one_turn_share_an_fsync_of_the_journal_and_a_write_of_the_partition() -> None:
     broker = queued()
     log, forcer = broker.log(), broker.engine.broker.forcer
     streams = [broker.stream() for _ in range(16)]

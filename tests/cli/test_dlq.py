@@ -452,7 +452,7 @@ def test_stores_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 of these had been sent by an interrupted redrive" in said and "2 dead letters skipped" in said
 
 
-def test_letters_of_another_broker_are_named_with_both_brokers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dead_letters_of_another_broker_are_named_with_both_brokers(capsys: pytest.CaptureFixture[str]) -> None:
     desks: Any = [
         Scripted(Report(1, targets={"a": 1}, foreign={"0b1c": 2}, broker="2d3e")),
         Scripted(Report(foreign={"0b1c": 1, "": 1}, broker="2d3e")),

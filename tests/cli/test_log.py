@@ -81,7 +81,7 @@ def test_what_is_whole_has_no_damage(offline: Cli, partition: Path) -> None:
     assert (reported["damaged"], reported["records"], reported["findings"]) == (False, 9, [])
 
 
-def test_damage_is_found_named_and_mended(offline: Cli, partition: Path) -> None:
+def test_damage_is_found_named_and_repaired(offline: Cli, partition: Path) -> None:
     damage(partition)
     reported = offline("log", "verify", str(partition), "--json")
     assert reported.code == 4
@@ -160,7 +160,7 @@ def test_what_cannot_be_looked_at_is_a_sentence(offline: Cli, tmp_path: Path, pa
     assert offline("log", "repair", str(segment)).code == 2
 
 
-def test_control_records_have_a_line_of_their_own(offline: Cli, partition: Path) -> None:
+def test_block_trailers_have_a_line_of_their_own(offline: Cli, partition: Path) -> None:
     lines = offline("log", "dump", str(partition), "--control").out.decode().splitlines()
     assert len([line for line in lines if "control: " in line and "appended" in line]) == 3
 
@@ -324,7 +324,7 @@ def test_what_is_whole_has_no_damage_of_log_delay(offline: Cli, data: Path) -> N
 
 
 @pytest.mark.parametrize("position", [40, 80, -3], ids=["chunk", "columns", "record"])
-def test_damage_is_found_named_and_mended_of_log_delay(offline: Cli, data: Path, position: int) -> None:
+def test_damage_is_found_named_and_repaired_of_log_delay(offline: Cli, data: Path, position: int) -> None:
     file = damage_of_log_delay(data, position)
     reported = offline("log", "verify", str(data), "--json")
     assert reported.code == 4 and reported.json["findings"][0]["file"] == str(file)

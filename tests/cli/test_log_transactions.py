@@ -122,7 +122,7 @@ def test_a_data_folder_has_both(offline: Cli, data: Path) -> None:
     assert (reported.json["damaged"], reported.json["records"], reported.json["segments"]) == (False, 4, 3)
 
 
-def test_damage_is_found_named_and_mended(offline: Cli, journal: Path) -> None:
+def test_damage_is_found_named_and_repaired(offline: Cli, journal: Path) -> None:
     damage(journal)
     reported = offline("log", "verify", str(journal), "--json")
     assert reported.code == 4

@@ -36,7 +36,7 @@ def test_an_empty_topic_has_nothing_to_read(cli: Cli, topic: str) -> None:
     assert cli("read", topic) == (0, b"", "")
 
 
-def test_what_is_written_and_not_forced_is_forced_and_read(cli: Cli, topic: str) -> None:
+def test_what_is_written_and_not_fsynced_is_fsynced_and_read(cli: Cli, topic: str) -> None:
     cli("send", topic, "a", "--acks", "written")
     assert cli("read", topic).out == b"a\n"
 

@@ -1,4 +1,4 @@
-"""Groups of up to twelve members through random troubles; see `group_course` for what must hold. Seeds are printed."""
+"""Groups of up to twelve members through random troubles; `group_scenario` has what must hold. Prints its seed."""
 
 import itertools
 from collections import Counter
@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.client.group_course import ACCIDENTS, Course
+from tests.client.group_scenario import ACCIDENTS, Course
 from tests.scale import SEED, scaled
 
 SCENARIOS: Final = 120

@@ -12,7 +12,7 @@ from tests.client.consumer.test_fetcher import NAME, Reader
 from tests.client.fake_broker import LOSE, SWALLOW
 from tests.client.producer.test_core import arguments
 from tests.client.rig import SenderRig
-from tests.client.scripted import Broker, Script
+from tests.client.scripted_broker import Broker, Script
 from tfmq.client.consumer.message import ReadPosition
 from tfmq.client.producer.core import ProducerCore
 from tfmq.client.producer.delivery import BlockingDeliveryOwner
@@ -83,7 +83,7 @@ def test_after_a_seek_an_answer_from_before_it_is_dropped() -> None:
 
 
 @pytest.mark.parametrize(("raised", "processed"), [(None, True), (ValueError(), False)])
-def test_with_ends_as_processed_only_without_an_error(
+def test_with_ends_as_acked_only_without_an_error(
     raised: Exception | None, processed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = Consumer("127.0.0.1:1", topics="orders")

@@ -1,11 +1,11 @@
-"""`run` in groups through random troubles; see `run_course` for what must hold. Seeds are printed."""
+"""`run` in groups through random troubles; `run_scenario` has what must hold. Prints its seed."""
 
 import itertools
 from typing import Final
 
 import pytest
 
-from tests.client.run_course import Course
+from tests.client.run_scenario import Course
 from tests.scale import SEED, scaled
 
 SCENARIOS: Final = 150

@@ -79,7 +79,7 @@ def by_run(consumer: tfmq.Consumer[Any], handled: list[str]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("read", [in_a_loop, by_poll, by_run])
-def test_what_was_not_handed_out_before_a_stop_is_not_processed(
+def test_what_was_not_handed_out_before_a_stop_is_not_acked(
     tmp_path: Path, read: Callable[[tfmq.Consumer[Any], list[str]], None]
 ) -> None:
     with SimulatedBroker() as broker:

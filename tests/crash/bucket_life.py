@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from journal.errors import Full, Stopped
 from journal.testing import Moment
-from tests.delay.bucketing import BILLS, DAY, HOUR, MINUTE, NOW, ORDERS, SECOND, Bench
+from tests.delay.bucket_rig import BILLS, DAY, HOUR, MINUTE, NOW, ORDERS, SECOND, Bench
 from tfmq.delay.buckets.bucket import Bucket
 
 REACHES = (SECOND, MINUTE, 10 * MINUTE, HOUR, 3 * HOUR, 5 * DAY, 400 * DAY)

@@ -25,7 +25,7 @@ import pytest
 from journal.testing import Moment, SimulatedDisk, SimulatedFile, crash_states
 from tests.crash.bucket_life import Boundary, Known, Life
 from tests.crash.invariants import Broken, require
-from tests.delay.bucketing import Bench, Kept, damage_in, everything, kept_of
+from tests.delay.bucket_rig import Bench, Kept, damage_in, everything, kept_of
 from tests.scale import FRACTION, SCALE, SEED, scaled, seeded
 
 LIVES = 400
@@ -217,7 +217,7 @@ def no_folder_force(disk: SimulatedDisk, path: str) -> None:
     ],
     ids=["buckets", "checkpoint", "folders"],
 )
-def test_the_rig_sees_a_force_that_the_buckets_left_out(
+def test_the_rig_sees_an_fsync_that_the_buckets_left_out(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, lie: Callable[..., None]
 ) -> None:
     monkeypatch.setattr(owner, name, lie)

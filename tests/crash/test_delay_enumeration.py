@@ -165,7 +165,7 @@ HONEST_FORCE: Callable[[SimulatedFile], None] = SimulatedFile.force
 
 
 @pytest.mark.parametrize("path", ["/arrivals/", ".bucket", "orders-"])
-def test_the_rig_sees_a_force_that_was_left_out(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rig_sees_an_fsync_that_was_left_out(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def lie(file: SimulatedFile) -> None:
         if path not in file.path:
             HONEST_FORCE(file)

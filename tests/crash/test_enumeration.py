@@ -34,7 +34,7 @@ def test_whatever_a_power_cut_leaves_of_a_log_opens_with_everything_that_was_pro
     assert len(examination.digests) >= lives * STATES_PER_LIFE_LEAST * (0.6 if lives < 20 else 1)
 
 
-def test_whatever_a_power_cut_leaves_of_several_logs_forced_together() -> None:
+def test_whatever_a_power_cut_leaves_of_several_logs_fsynced_together() -> None:
     examination = Examination(limit=20)
     for number in range(scaled(JOINT_LIVES)):
         examination.life(f"{number} of seed {SEED}", seeded("three logs", number), logs=3)
@@ -91,7 +91,7 @@ HONEST_FORCE: Callable[[SimulatedFile], None] = SimulatedFile.force
     ],
     ids=["records", "marks", "folders", "joint"],
 )
-def test_the_rig_sees_a_force_that_was_left_out(
+def test_the_rig_sees_an_fsync_that_was_left_out(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, lie: Callable[..., None]
 ) -> None:
     monkeypatch.setattr(owner, name, lie)

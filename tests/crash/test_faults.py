@@ -96,7 +96,7 @@ def every(kind: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("kind", ["force", "force_folder"])
-def test_an_error_at_every_single_force_stops_the_log_and_loses_nothing_that_was_acknowledged(kind: str) -> None:
+def test_an_error_at_every_single_fsync_stops_the_log_and_loses_nothing_that_was_acknowledged(kind: str) -> None:
     for nth in every(kind):
         story = Story()
         fault = story.bench.disk.faults.fail(kind, nth=nth)
@@ -109,7 +109,7 @@ def test_an_error_at_every_single_force_stops_the_log_and_loses_nothing_that_was
             whole_after_a_power_cut(story, keep)
 
 
-def test_a_log_whose_force_failed_answers_errors_and_never_forces_again() -> None:
+def test_a_log_whose_fsync_failed_answers_errors_and_never_fsyncs_again() -> None:
     bench = Bench()
     log = bench.open()
     bench.send()
@@ -237,7 +237,7 @@ def test_a_page_of_zeros_at_the_tail_is_no_record(at_page_start: bool) -> None:
     assert bench.read_all("forced") == bench.expected(0, 3)
 
 
-def test_an_unforced_append_that_became_zeros_is_gone_as_a_whole() -> None:
+def test_a_non_durable_append_that_became_zeros_is_gone_as_a_whole() -> None:
     bench = Bench()
     bench.open()
     end = bench.send(3).end_offset
@@ -271,7 +271,7 @@ def three_blocks() -> Bench:
 BLOCK = 2 * 70 + TRAILER_SIZE
 
 
-def test_a_flipped_bit_anywhere_in_a_forced_block_is_named_and_nothing_else_is_lost(three_blocks: Bench) -> None:
+def test_a_flipped_bit_anywhere_in_an_fsynced_block_is_named_and_nothing_else_is_lost(three_blocks: Bench) -> None:
     path = three_blocks.path(segment_name(0))
     for position in range(BLOCK, 2 * BLOCK):
         bench = flipped(three_blocks, path, position, position % 8)
@@ -312,7 +312,7 @@ def check_around_damage(log: Log, bench: Bench) -> None:
     assert payloads_of(after.data, 2 * BLOCK) == bench.expected(4, 8)
 
 
-def test_a_flipped_bit_in_the_last_unforced_append_cuts_it_and_no_more() -> None:
+def test_a_flipped_bit_in_the_last_non_durable_append_cuts_it_and_no_more() -> None:
     bench = Bench()
     bench.open()
     bench.send(2)
@@ -420,7 +420,7 @@ def test_a_slow_disk_delays_and_breaks_nothing() -> None:
     assert log.end_ordinal == 20
 
 
-def test_a_log_never_closes_a_file_with_unforced_records() -> None:
+def test_a_log_never_closes_a_file_with_non_durable_records() -> None:
     bench = Bench(segment_bytes=SEGMENT_BYTES, state_bytes=900)
     bench.open()
     for _ in range(10):

@@ -188,7 +188,7 @@ def no_folder_force(disk: SimulatedDisk, path: str) -> None:
     ],
     ids=["entries", "checkpoint", "snapshots", "folders"],
 )
-def test_the_rig_sees_a_force_that_a_journal_left_out(
+def test_the_rig_sees_an_fsync_that_a_journal_left_out(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, lie: Callable[..., None]
 ) -> None:
     monkeypatch.setattr(owner, name, lie)

@@ -52,7 +52,7 @@ def do_nothing(*_: object) -> None:
     [(power_cut.WAYS[0], RealFile, "force"), (power_cut.WAYS[1], RealDisk, "sync_file_system")],
     ids=["fdatasync", "syncfs"],
 )
-def test_the_rig_sees_a_force_that_does_nothing(
+def test_the_rig_sees_an_fsync_that_does_nothing(
     monkeypatch: pytest.MonkeyPatch, way: power_cut.Way, owner: type, name: str
 ) -> None:
     monkeypatch.setattr(owner, name, do_nothing)

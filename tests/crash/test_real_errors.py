@@ -80,7 +80,7 @@ def test_a_log_whose_disk_gives_a_real_error_stops_and_stays_stopped(image: Loop
         each.abandon("the test is over")
 
 
-def test_a_failed_force_that_the_kernel_carried_out_by_itself_stops_the_log_alike(image: LoopImage) -> None:
+def test_a_failed_fsync_that_the_kernel_carried_out_by_itself_stops_the_log_alike(image: LoopImage) -> None:
     queue = AioFsyncQueue.open()
     if queue is None:
         pytest.skip("this system has no AIO")
@@ -110,7 +110,7 @@ def test_a_failed_force_that_the_kernel_carried_out_by_itself_stops_the_log_alik
     queue.close()
 
 
-def test_when_the_disk_is_mended_an_operator_resumes_and_nothing_acknowledged_is_lost(image: LoopImage) -> None:
+def test_when_the_disk_is_repaired_an_operator_resumes_and_nothing_acknowledged_is_lost(image: LoopImage) -> None:
     log = open_log(image.mount_point, 0, 0, segment_bytes=SEGMENT_BYTES)
     forced = force_until_it_fails(image, log)
     log.abandon("the process ends")

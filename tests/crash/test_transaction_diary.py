@@ -62,7 +62,7 @@ def test_a_torn_last_line_and_a_missing_diary_are_nothing(tmp_path: Path) -> Non
     assert model.transactions["a"].fates == {ABSENT, PREPARED}
 
 
-def test_messages_and_streams_are_as_they_were_sent(tmp_path: Path) -> None:
+def test_messages_and_sequences_are_as_they_were_sent(tmp_path: Path) -> None:
     sent = {"event": "send", "topic": "t", "partition": 1, "payload": "a:0:", "size": 6}
     plain = {"event": "plain", "label": "p", "topic": "t", "partition": 0, "first": 0, "count": 2}
     stored = {"event": "stored", "label": "p", "count": 2}

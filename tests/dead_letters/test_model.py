@@ -77,7 +77,7 @@ def test_the_id_is_the_one_of_the_message() -> None:
     assert len(others) == 5 and first not in others
 
 
-def test_another_brokers_message_at_the_same_place_is_another_letter() -> None:
+def test_another_brokers_message_at_the_same_place_is_another_dead_letter() -> None:
     here = message(1)
     there = here._replace(origin=Origin(here.origin.incarnation, here.origin.append_ms + 5, 1, None))
     assert letter_from_message(here, "billing").id != letter_from_message(there, "billing").id
@@ -144,7 +144,7 @@ def test_a_key_is_text_where_it_can_be() -> None:
     assert key_text(b"\xff") == "\ufffd"
 
 
-def test_the_first_page_is_before_every_letter() -> None:
+def test_the_first_page_is_before_every_dead_letter() -> None:
     assert PagePosition(0, "") > FIRST_PAGE
 
 

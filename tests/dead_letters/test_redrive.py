@@ -180,7 +180,7 @@ def test_killed_again_and_again_at_random_steps_with_crashes_of_the_broker(tmp_p
             assert states(broker, store) == {REDRIVEN: 20}, f"run {run}"
 
 
-def test_two_at_once_send_each_letter_once(broker: SimulatedBroker, store: Path | str) -> None:
+def test_two_at_once_send_each_dead_letter_once(broker: SimulatedBroker, store: Path | str) -> None:
     texts = fill(broker, store, 10)
     pair = [Process(broker, store), Process(broker, store)]
     wish = Wish(rate=10.0)
@@ -345,7 +345,7 @@ def test_a_key_that_is_no_text_has_its_partition_elsewhere_too(broker: Simulated
     }
 
 
-def test_a_letter_whose_body_is_gone_stops_no_other() -> None:
+def test_a_dead_letter_whose_body_is_gone_stops_no_other() -> None:
     with SimulatedBroker({"limits.message_bytes": 300_000}) as broker:
         broker.producer().send("gone", b"x" * 250_000).result()
         process = Process(broker, "dead")
@@ -439,7 +439,7 @@ def test_places_that_the_broker_forgot_are_looked_up(broker: SimulatedBroker, tm
     assert again(broker) == texts
 
 
-def test_letters_of_another_broker_are_left_unless_they_are_forced(tmp_path: Path) -> None:
+def test_dead_letters_of_another_broker_are_left_unless_they_are_forced(tmp_path: Path) -> None:
     """Both have the topic, with messages at the same places."""
     store = tmp_path / "dead.db"
     with SimulatedBroker(seed=1) as first, SimulatedBroker(seed=2) as second:
@@ -488,7 +488,7 @@ def test_a_message_that_is_too_large_by_now_stops_no_other(tmp_path: Path) -> No
         assert states(broker, store) == {REDRIVEN: 3, DEAD: 1}
 
 
-def test_letters_in_a_topic_that_was_deleted_meanwhile_have_an_unknown_outcome(
+def test_dead_letters_in_a_topic_that_was_deleted_meanwhile_have_an_unknown_outcome(
     tmp_path: Path, broker: SimulatedBroker
 ) -> None:
     store = tmp_path / "dead.db"

@@ -50,7 +50,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlockingSqlStore:
     return found
 
 
-def test_many_threads_that_keep_the_same_make_one_letter_each(store: BlockingSqlStore) -> None:
+def test_many_threads_that_keep_the_same_make_one_dead_letter_each(store: BlockingSqlStore) -> None:
     steps = [keeping(number) for number in range(5)]
     errors: list[BaseException] = []
 
@@ -388,7 +388,7 @@ def test_a_file_that_is_no_store_is_reported_in_a_sentence(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("place", [".", "no-database", "no-database/dead.db"])
 @pytest.mark.parametrize("prefix", ["", "sqlite:///"])
-def test_where_no_letter_can_ever_be_kept_no_caller_waits(tmp_path: Path, place: str, prefix: str) -> None:
+def test_where_no_dead_letter_can_ever_be_kept_no_caller_waits(tmp_path: Path, place: str, prefix: str) -> None:
     (tmp_path / "no-database").write_bytes(b"secret payload " * 1000)
     found = Database(parse_address(f"{prefix}{tmp_path / place}"))
     with pytest.raises(StoreUnusable, match="No dead letters can be stored at") as failed, found.write_transaction():
@@ -509,7 +509,9 @@ JOURNEY = RedrivePosition("again", 8, 3, 99, 5, 1 << 40)
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("journey", [None, JOURNEY])
 @pytest.mark.parametrize("key", [None, "42", b"42"])
-def test_a_letter_comes_back_as_it_was(whole: bool, journey: RedrivePosition | None, key: bytes | str | None) -> None:
+def test_a_dead_letter_comes_back_as_it_was(
+    whole: bool, journey: RedrivePosition | None, key: bytes | str | None
+) -> None:
     letter = letter_from_message(message(3, b"\x00x", key=key, tag="new"), "billing")
     letter = replace(
         letter, failures=(failure(), failure(1)), journey=journey, state="redriving", calls=3, token="me", lease_ms=5

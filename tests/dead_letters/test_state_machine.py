@@ -197,7 +197,7 @@ def test_each_event_does_in_each_state_what_the_table_says(state: str, name: str
     assert (None if found is None else found.state) == TABLE[state].get(name)
 
 
-def test_nothing_happens_to_a_letter_that_is_not_there() -> None:
+def test_nothing_happens_to_a_dead_letter_that_is_not_there() -> None:
     for name, event in EVENTS.items():
         assert (apply_event(None, event) is not None) is name.startswith(("keep", "note", "begin")), name
 
@@ -223,7 +223,7 @@ def test_one_that_comes_back_while_it_is_under_way_stays_under_way() -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_letter_that_names_its_broker_is_another_ones_by_force_only(state: str) -> None:
+def test_a_dead_letter_that_names_its_broker_is_another_ones_by_force_only(state: str) -> None:
     letter = replace(letter_in(state), broker="node-1")
     assert apply_event(letter, EVENTS["adopt"]) is None
     assert done(letter, EVENTS["adopt by force"]).broker == "node-2"

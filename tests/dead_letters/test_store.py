@@ -271,7 +271,7 @@ def test_what_is_given_back_was_never_called(stand: Stand) -> None:
     assert again.calls == first.calls
 
 
-def test_another_groups_letters_are_not_taken(stand: Stand) -> None:
+def test_another_groups_dead_letters_are_not_taken(stand: Stand) -> None:
     clock = Time()
     stand.run(group_of(stand.letter_store, clock).store_letter(message(1), [failure()], retry_after=0))
     other = GroupDeadLetterStore(stand.letter_store, "shipping", 6, wall_clock=clock)
@@ -368,7 +368,7 @@ def test_item_31_a_store_that_is_opened_again_has_what_was_kept_twice_once(stand
     assert found.body.payload == b"payload 1"
 
 
-def test_failing_letters_are_found_by_group_and_partition(stand: Stand) -> None:
+def test_failing_dead_letters_are_found_by_group_and_partition(stand: Stand) -> None:
     def note(number: int, group: str = "billing") -> Step:
         id, event = keeping(number, group=group)
         return id, model.NoteEvent(10, replace(event.letter, calls_left=3), False)
@@ -512,7 +512,7 @@ def test_bodies_come_no_more_at_once_than_memory_has_room_for(stand: Stand, monk
     assert len(stand.run(stand.letter_store.find(Selection(), FIRST_PAGE))) == 6
 
 
-def test_what_was_only_counted_and_was_handled_is_no_letter(stand: Stand) -> None:
+def test_what_was_only_counted_and_was_handled_is_no_dead_letter(stand: Stand) -> None:
     steps = {number: keeping(number) for number in range(3)}
     ids_of = {number: id for number, (id, _) in steps.items()}
     new = {

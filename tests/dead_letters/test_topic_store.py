@@ -227,7 +227,7 @@ def test_any_fields_are_an_event_or_none(kind: str, fields: list[Any]) -> None:
     assert found is None or type(found[1]) in EVENT_KINDS
 
 
-def test_the_letter_of_a_keeping_needs_no_more_than_what_it_says() -> None:
+def test_the_dead_letter_of_a_keeping_needs_no_more_than_what_it_says() -> None:
     content = encode_event(LETTER_TOPIC_EVENTS.id, EVENTS[0], LARGE)
     found = decode_event(record(content.payload))
     assert found is not None and isinstance(found[1], model.KeepEvent)

@@ -244,7 +244,7 @@ def test_what_was_reported_holds_after_a_crash(crash: str) -> None:
     assert rig.cancel(c).known == "delivered"
 
 
-def test_a_cancel_whose_force_failed_is_not_reported_and_its_message_waits() -> None:
+def test_a_cancel_whose_fsync_failed_is_not_reported_and_its_message_waits() -> None:
     rig = Rig()
     (a,) = rig.send([b"a"], 1000)
     rig.landing.automatic = False

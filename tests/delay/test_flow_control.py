@@ -24,7 +24,7 @@ def written(number: int) -> WrittenAppend:
     return WrittenAppend(AppendResult(1, number * 10, ()), number * 100, Turn(number * 100 + 50, number))
 
 
-def test_it_settles_in_order_as_far_as_is_forced_and_notifies_waiting_callers() -> None:
+def test_it_settles_in_order_as_far_as_is_fsynced_and_notifies_waiting_callers() -> None:
     settling = NonDurableAppends(None)
     reported: list[int] = []
     for number in (1, 2, 3):

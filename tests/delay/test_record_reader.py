@@ -198,7 +198,7 @@ def test_what_cannot_be_read_keeps_nothing_before_it_waiting(bench: Bench) -> No
     assert bench.files.reads == [10] * 4
 
 
-def test_a_target_that_stops_while_is_read_ahead_is_what_the_line_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_stops_while_is_read_ahead_is_what_the_queue_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_reader, "READ_AHEAD_ROWS_MIN", 3)
     rig = Rig(queued=True)
     rig.targets.automatic = False
@@ -259,7 +259,7 @@ def test_any_sequence_gives_each_row_its_record(bench: Bench, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_line_fires_what_was_read_ahead_without_those_cancelled_meanwhile(
+def test_a_target_queue_fires_what_was_read_ahead_without_those_cancelled_meanwhile(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Read ahead in a worker, and a message cancelled at each moment before, meanwhile and after it."""

@@ -93,7 +93,7 @@ def test_damaged_ones_are_left_out_and_counted() -> None:
     assert join_records([None], KEY, 100) == ((), 1, 0, 1)
 
 
-def test_it_ends_where_two_records_would_look_like_a_control_record() -> None:
+def test_it_ends_where_two_records_would_look_like_a_block_trailer() -> None:
     header = encode_trailer(KEY, BlockTrailer(1, 100, 0, 0, 0, 0, 0, 0))[:20]
     records = [record(0), record(1, payload=b"a" + header[:16]), record(2, payload=b"x" * 0x40), record(3)]
     assert join_records(records, KEY, 1 << 20).rows == 2

@@ -334,7 +334,7 @@ def test_what_is_on_its_way_to_the_buckets_is_cancelled_as_ever() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_line_that_gave_way_for_old_files_is_loaded_once_and_goes_on() -> None:
+def test_a_target_queue_that_gave_way_for_old_files_is_loaded_once_and_goes_on() -> None:
     """What it had lay in arrivals that are long in buckets: these go, and the line looks into the new files."""
     rig = Rig(segment_bytes=70_000)
     held = rig.send([b"held"], 64_000)[0]

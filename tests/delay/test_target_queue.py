@@ -78,7 +78,7 @@ def test_a_stopped_partition_holds_only_its_own_timers() -> None:
     assert rig.visible(ORDERS) == [b"a"]
 
 
-def test_what_a_stopped_partition_has_not_forced_leaves_room_for_the_others() -> None:
+def test_what_a_stopped_partition_has_not_fsynced_leaves_room_for_the_others() -> None:
     rig = Rig()
     rig.targets.automatic = False
     for _ in range(8):
@@ -176,7 +176,7 @@ def test_what_is_lost_is_found_in_buckets_as_in_arrivals() -> None:
     assert sum(each.count for each in rig.buckets.live_buckets) == 6 or not rig.buckets.live_buckets
 
 
-def test_a_line_that_waits_keeps_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_queue_that_waits_keeps_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "QUEUE_ROWS_MAX", 50)
     rig = Rig()
     rig.send([b"first"], 5)
@@ -229,7 +229,7 @@ def test_a_topic_that_is_gone_drops_what_was_for_it_and_counts() -> None:
     assert rig.queue.pending == 0
 
 
-def test_a_topic_that_goes_while_its_line_waits_lets_go() -> None:
+def test_a_topic_that_is_deleted_while_its_target_queue_waits_leaves_nothing() -> None:
     rig = Rig()
     rig.send([b"a", b"b"], 10)
     rig.targets.stop(ORDERS)
@@ -250,7 +250,7 @@ def test_large_messages_go_one_at_a_time_and_a_maximum_size_one_too() -> None:
     assert max(each.size_bytes for each in rig.targets.target(ORDERS).appends[:5]) < 400_000
 
 
-def test_records_that_would_make_a_control_record_where_they_meet_go_apart() -> None:
+def test_records_that_would_make_a_block_trailer_where_they_meet_go_apart() -> None:
     """That could not be distinguished from a true one after a torn end."""
     header = encode_trailer(ORDERS, BlockTrailer(1, 100, 0, 0, 0, 0, 0, 0))[:20]
     rig = Rig()
@@ -359,7 +359,7 @@ def test_what_a_failed_write_left_is_not_cancelled_before_its_partition_reports_
 # All lines together: their turns, their memory.
 
 
-def test_all_lines_that_wait_keep_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_target_queues_that_wait_keep_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_queue, "BLOCKED_ROWS_MAX", 100)
     rig = Rig()
     keys = [ORDERS + n for n in range(5)]
@@ -379,7 +379,7 @@ def test_all_lines_that_wait_keep_a_bounded_number_of_rows(monkeypatch: pytest.M
     assert [len(rig.visible(key)) for key in keys] == [61] * 5
 
 
-def test_no_more_than_the_window_is_written_and_not_forced() -> None:
+def test_no_more_than_the_limit_is_written_and_not_fsynced() -> None:
     rig = Rig(segment_bytes=64 << 20)
     rig.targets.automatic = False
     rig.send([b"%03d" % n + b"x" * 10_000 for n in range(200)], 10)
@@ -397,7 +397,7 @@ def test_no_more_than_the_window_is_written_and_not_forced() -> None:
     assert flow_control.SLICE_BYTES_MAX < most <= apply_queue.IN_FLIGHT_BYTES_MAX
 
 
-def test_a_line_without_anything_is_forgotten() -> None:
+def test_a_target_queue_without_anything_is_removed() -> None:
     rig = Rig()
     rig.send([b"a"], 10)
     rig.advance(1)

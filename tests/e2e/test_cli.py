@@ -100,7 +100,7 @@ def test_a_pipe_whose_reader_goes_is_no_error(broker: LiveServer, topic: str) ->
 
 
 @pytest.mark.long
-def test_a_group_whose_output_broke_has_not_processed_it(broker: LiveServer, topic: str) -> None:
+def test_a_group_whose_output_broke_has_not_acked_it(broker: LiveServer, topic: str) -> None:
     shell(broker, f"seq 100000 | tfmq send {topic}")
     assert shell(broker, f"tfmq read {topic} -g {topic} | head -n 1").stdout == b"1\n"
     rest = tfmq("read", topic, "-g", topic, servers=broker.address).out.split()

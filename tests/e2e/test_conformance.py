@@ -176,7 +176,7 @@ def test_item_14_a_filter_that_rejects_all_still_advances(broker: LiveServer, to
 
 
 @pytest.mark.long
-def test_item_39_a_reader_never_sees_what_is_not_forced(tmp_path: Path) -> None:
+def test_item_39_a_reader_never_sees_what_is_not_fsynced(tmp_path: Path) -> None:
     server = ThreadedServer(tmp_path / "data")
     server.start()
     assert server.process is not None
@@ -199,7 +199,7 @@ def test_item_39_a_reader_never_sees_what_is_not_forced(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_item_40_large_messages_under_group_commit_are_forced_before_their_answer(tmp_path: Path) -> None:
+def test_item_40_large_messages_under_group_commit_are_fsynced_before_their_answer(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "data")
     server.start()
     sizes = [512 << 10, (512 << 10) + 1, 1 << 20, 7 << 20]

@@ -66,7 +66,7 @@ def fresh(address: str, partition: int) -> list[bytes]:
 
 
 @pytest.mark.long
-def test_a_failed_force_stops_that_partition_and_no_other(tmp_path: Path, server: LiveServer) -> None:
+def test_a_failed_fsync_stops_that_partition_and_no_other(tmp_path: Path, server: LiveServer) -> None:
     address = server.address
     send(address, b"before", 0)
     send(address, b"before", 1)
@@ -101,7 +101,7 @@ def test_a_failed_force_stops_that_partition_and_no_other(tmp_path: Path, server
 
 
 @pytest.mark.long
-def test_a_failed_joint_force_stops_only_what_cannot_be_forced_alone(tmp_path: Path, server: LiveServer) -> None:
+def test_a_failed_joint_fsync_stops_only_what_cannot_be_fsynced_alone(tmp_path: Path, server: LiveServer) -> None:
     address = server.address
     assert server.process is not None
     server.stop()

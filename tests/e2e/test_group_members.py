@@ -99,7 +99,7 @@ def test_members_that_are_killed_or_stopped_lose_their_partitions_and_nothing_el
     assert again <= window, f"{again} messages came twice or more: more than three ends can leave unsaved"
 
 
-def test_ctrl_c_saves_what_was_processed_and_leaves_the_group(server: LiveServer, tmp_path: Path) -> None:
+def test_ctrl_c_saves_what_was_acked_and_leaves_the_group(server: LiveServer, tmp_path: Path) -> None:
     log = tmp_path / "log"
     send(server, 0, MESSAGES)
     with member(server, log) as only:

@@ -663,7 +663,7 @@ def test_a_repeated_delayed_batch_has_the_first_answer_even_with_shorter_delays(
     assert [row["handle"] for row in found] == [client.handle(first[5], 0)]
 
 
-def test_the_stream_of_delayed_messages_goes_over_all_topics(client: PageClient) -> None:
+def test_the_sequence_of_delayed_messages_goes_over_all_topics(client: PageClient) -> None:
     one, other, sender = topic(client, "page-later-c"), topic(client, "page-later-d"), producer(client)
     later = dues(RELATIVE | 60_000)
     client.produce("page-later-c", one, sender, 0, [b"x"], due=later)

@@ -70,7 +70,7 @@ def test_all_or_nothing(broker: LiveServer, producer: tfmq.Producer, topic: str)
     assert (message.id, message.key) == (deliveries[1].result().message_id, "k")
 
 
-def test_the_asyncio_face(broker: LiveServer, topic: str) -> None:
+def test_the_asyncio_variant(broker: LiveServer, topic: str) -> None:
     async def story() -> None:
         async with aio.Producer(broker.address, timeout=SECONDS) as producer:
             async with producer.transaction() as tx:

@@ -62,7 +62,7 @@ def test_hazard_age_is_the_time_of_the_append_and_not_of_the_file() -> None:
     assert log.retain(bench.clock.wall_ms()) == [segment_name(0), segment_name(850)]
 
 
-def test_hazard_a_large_append_among_small_ones_is_answered_after_the_same_force() -> None:
+def test_hazard_a_large_append_among_small_ones_is_answered_after_the_same_fsync() -> None:
     bench = Bench()
     log = bench.open()
     ends = [bench.send(1).end_offset, bench.send(1, size=600_000).end_offset, bench.send(1).end_offset]

@@ -205,7 +205,7 @@ def test_item_15_a_failed_append_is_an_error_to_the_sender() -> None:
     assert log.stopped is not None and "write failed" in log.stopped
 
 
-def test_item_39_reads_never_pass_the_forced_mark_unless_asked_to() -> None:
+def test_item_39_reads_never_pass_the_durable_offset_unless_asked_to() -> None:
     bench = Bench()
     log = bench.open()
     bench.send()
@@ -216,7 +216,7 @@ def test_item_39_reads_never_pass_the_forced_mark_unless_asked_to() -> None:
     assert log.read(0, 1 << 20, upto="written").next == log.end_offset
 
 
-def test_item_40_a_large_append_waits_for_the_force_like_any_other() -> None:
+def test_item_40_a_large_append_waits_for_the_fsync_like_any_other() -> None:
     bench = Bench()
     log = bench.open()
     forced: list[int] = []
@@ -270,7 +270,7 @@ def test_hazard_an_io_error_answers_those_who_wait_and_later_ones() -> None:
         bench.send()
 
 
-def test_hazard_unforced_bytes_never_leak_to_a_reader() -> None:
+def test_hazard_non_durable_bytes_never_leak_to_a_reader() -> None:
     bench = Bench()
     log = bench.open()
     for _ in range(50):

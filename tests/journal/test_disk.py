@@ -105,7 +105,7 @@ def test_a_lock_is_held_once(place: tuple[Disk, str]) -> None:
     disk.lock(f"{folder}/lock").release()
 
 
-def test_all_of_a_file_system_is_forced_at_once(place: tuple[Disk, str]) -> None:
+def test_all_of_a_file_system_is_fsynced_at_once(place: tuple[Disk, str]) -> None:
     disk, folder = place
     anchor = disk.open_anchor(folder)
     write_all(disk.create(f"{folder}/a"), [b"abc"], 0)
@@ -153,7 +153,7 @@ def test_no_room_for_a_name_is_full(
         call(RealDisk(), f"{tmp_path}/x")
 
 
-def test_without_a_descriptor_an_open_says_so_and_a_folder_can_still_be_forced(tmp_path: Path) -> None:
+def test_without_a_descriptor_an_open_says_so_and_a_folder_can_still_be_fsynced(tmp_path: Path) -> None:
     script = (
         "import resource; from journal.disk import RealDisk; from journal.errors import Full\n"
         "disk = RealDisk(); resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20)); kept = []\n"
@@ -273,7 +273,7 @@ def test_no_space_is_full(file: RealFile, monkeypatch: pytest.MonkeyPatch, numbe
         write_all(file, [b"x"], 0)
 
 
-def test_no_space_at_a_force_is_a_lost_write_and_not_full(file: RealFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_at_an_fsync_is_a_lost_write_and_not_full(file: RealFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fdatasync", _failing(errno.ENOSPC))
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         file.force()
@@ -345,7 +345,7 @@ def test_with_nothing_pinned_it_is_closed_at_once() -> None:
     assert file.closed == 1
 
 
-def test_it_is_closed_once_when_the_last_pin_is_taken_back() -> None:
+def test_it_is_closed_once_when_the_last_file_reference_is_released() -> None:
     pins, file = FileReferences(), Counted()
     pins.acquire()
     with pins:
@@ -361,7 +361,7 @@ def test_it_is_closed_once_when_the_last_pin_is_taken_back() -> None:
     assert file.closed == 1
 
 
-def test_a_pin_that_comes_after_keeps_it_open_too() -> None:
+def test_a_file_reference_that_comes_after_keeps_it_open_too() -> None:
     """Which caller holds it is unknown, so the last one of all closes it."""
     pins, file = FileReferences(), Counted()
     pins.acquire()
@@ -373,7 +373,7 @@ def test_a_pin_that_comes_after_keeps_it_open_too() -> None:
     assert file.closed == 1
 
 
-def test_a_block_that_ends_with_an_error_takes_its_pin_back() -> None:
+def test_a_block_that_ends_with_an_error_releases_its_file_reference() -> None:
     pins, file = FileReferences(), Counted()
     with pytest.raises(OSError, match="to see"), pins:
         pins.retire([file])
@@ -381,7 +381,7 @@ def test_a_block_that_ends_with_an_error_takes_its_pin_back() -> None:
     assert file.closed == 1
 
 
-def test_a_close_may_use_the_pins_itself() -> None:
+def test_a_close_may_use_the_file_references_itself() -> None:
     pins = FileReferences()
 
     class Nested(Counted):
@@ -395,7 +395,7 @@ def test_a_close_may_use_the_pins_itself() -> None:
     assert file.closed == 1
 
 
-def test_a_pin_that_is_taken_back_while_files_are_reported_leaves_none_open() -> None:
+def test_a_file_reference_that_is_released_while_files_are_reported_leaves_none_open() -> None:
     """A generator that is collected there does that."""
     pins, files = FileReferences(), [Counted(), Counted()]
 
@@ -409,7 +409,7 @@ def test_a_pin_that_is_taken_back_while_files_are_reported_leaves_none_open() ->
     assert [file.closed for file in files] == [1, 1]
 
 
-def test_a_reader_that_pins_before_it_takes_the_list_never_has_a_closed_file() -> None:
+def test_a_reader_that_refers_to_files_before_it_takes_the_list_never_has_a_closed_file() -> None:
     pins, rounds = FileReferences(), scaled(5_000)
     current = [Counted()]
     old: list[Counted] = []

@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused(disk: SimulatedDisk) -> None:
         slots.write(b"x" * (SLOT_SIZE - SLOT_HEADER.size + 1), fsync=True)
 
 
-def test_a_power_cut_leaves_what_was_forced_or_something_newer(disk: SimulatedDisk) -> None:
+def test_a_power_cut_leaves_what_was_fsynced_or_something_newer(disk: SimulatedDisk) -> None:
     slots = DualSlotFile(disk, PATH)
     slots.write(b"a" * 2000, fsync=True)
     slots.write(b"b" * 2000, fsync=False)
@@ -68,7 +68,7 @@ def test_a_power_cut_leaves_what_was_forced_or_something_newer(disk: SimulatedDi
     assert {_letter(state) for state in states} == {"a", "b", "c", "d"}
 
 
-def test_a_process_that_comes_later_trusts_nothing_that_it_did_not_force(disk: SimulatedDisk) -> None:
+def test_a_process_that_comes_later_trusts_nothing_that_it_did_not_fsync(disk: SimulatedDisk) -> None:
     DualSlotFile(disk, PATH).write(b"a" * 2000, fsync=True)
     DualSlotFile(disk, PATH).write(b"b" * 2000, fsync=False)
     later = DualSlotFile(disk, PATH)
@@ -142,7 +142,7 @@ def test_when_both_are_damaged_it_says_so_and_can_be_written_anew(disk: Simulate
     assert DualSlotFile(disk, PATH).read() == (1, b"anew")
 
 
-def test_a_failed_write_leaves_the_older_one_in_force(disk: SimulatedDisk) -> None:
+def test_a_failed_write_leaves_the_older_one_valid(disk: SimulatedDisk) -> None:
     slots = DualSlotFile(disk, PATH)
     slots.write(b"older", fsync=True)
     disk.faults.fail("force", path=PATH)

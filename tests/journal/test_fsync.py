@@ -122,7 +122,7 @@ def test_a_waiter_is_called_once_its_offset_is_on_the_disk() -> None:
     assert logs.answers == [(0, None)] and logs.durable(0)
 
 
-def test_what_is_forced_already_is_answered_at_once() -> None:
+def test_what_is_fsynced_already_is_answered_at_once() -> None:
     logs = Logs()
     end = logs.send()
     logs.forcer.want(logs.logs[0], end, logs.waiter(7))
@@ -135,7 +135,7 @@ def test_an_offset_beyond_the_end_is_refused() -> None:
         logs.forcer.want(logs.logs[0], 1, logs.waiter(0))
 
 
-def test_those_who_come_during_a_force_share_the_next_one() -> None:
+def test_those_who_come_during_an_fsync_share_the_next_one() -> None:
     logs = Logs(held=True)
     for _ in range(20):
         logs.send()
@@ -145,7 +145,7 @@ def test_those_who_come_during_a_force_share_the_next_one() -> None:
     assert len(logs.answers) == 20 and logs.forcer.forces == 2
 
 
-def test_the_next_force_starts_before_the_waiters_of_the_last_are_called() -> None:
+def test_the_next_fsync_starts_before_the_waiters_of_the_last_are_called() -> None:
     logs = Logs(held=True)
     end = logs.append()
     seen: list[int] = []
@@ -169,7 +169,7 @@ def test_a_waiter_that_waits_again_from_its_call_is_served() -> None:
     assert left == 0 and logs.forcer.idle
 
 
-def test_one_file_is_forced_alone_and_many_by_one_syncfs() -> None:
+def test_one_file_is_fsynced_alone_and_many_by_one_syncfs() -> None:
     logs = Logs(64)
     logs.send(0)
     assert logs.count("sync") == 0
@@ -181,7 +181,7 @@ def test_one_file_is_forced_alone_and_many_by_one_syncfs() -> None:
     assert len(logs.answers) == 65 and all(logs.durable(n) for n in range(64))
 
 
-def test_fdatasync_forces_each_file() -> None:
+def test_fdatasync_fsyncs_each_file() -> None:
     logs = Logs(4, method="fdatasync")
     forces = logs.count("force")
     for n in range(4):
@@ -190,7 +190,7 @@ def test_fdatasync_forces_each_file() -> None:
     assert logs.count("sync") == 0 and logs.count("force") == forces + 4
 
 
-def test_a_failed_force_stops_that_log_and_is_reported_to_all_waiting_callers() -> None:
+def test_a_failed_fsync_stops_that_log_and_is_reported_to_all_waiting_callers() -> None:
     logs = Logs(2, held=True)
     for _ in range(3):
         logs.send(0)
@@ -231,7 +231,7 @@ def test_a_failed_syncfs_casts_doubt_on_logs_that_were_not_part_of_it() -> None:
     assert logs.logs[2].stopped is not None and logs.logs[0].stopped is None
 
 
-def test_a_failed_force_is_never_retried() -> None:
+def test_a_failed_fsync_is_never_retried() -> None:
     logs = Logs()
     logs.disk.faults.fail("force", path=".zxQueue")
     logs.send()
@@ -249,7 +249,7 @@ def test_a_stop_that_cannot_be_written_says_so() -> None:
     assert "log.mark could not be written" in (logs.logs[0].stopped or "")
 
 
-def test_flush_all_forces_what_is_dirty_and_answers_once() -> None:
+def test_flush_all_fsyncs_what_is_dirty_and_answers_once() -> None:
     logs = Logs(3, held=True)
     for n in range(3):
         logs.append(n)
@@ -291,7 +291,7 @@ def test_waiters_of_a_log_that_was_closed_are_answered() -> None:
     assert {n: error is None or isinstance(error, Closed) for n, error in logs.answers} == {0: True, 1: True}
 
 
-def test_auto_forces_one_by_one_for_a_while_where_strangers_slow_syncfs_down() -> None:
+def test_auto_fsyncs_one_by_one_for_a_while_where_strangers_slow_syncfs_down() -> None:
     logs = Logs(2)
     logs.disk.faults.before = lambda kind, path: logs.clock.advance(SLOW_SECONDS * 2) if kind == "sync" else None
     for _ in range(SLOW_ROUNDS + 2):
@@ -306,7 +306,7 @@ def test_auto_forces_one_by_one_for_a_while_where_strangers_slow_syncfs_down() -
     assert logs.count("sync") == SLOW_ROUNDS + 1
 
 
-def test_where_there_is_no_syncfs_each_file_is_forced() -> None:
+def test_where_there_is_no_syncfs_each_file_is_fsynced() -> None:
     logs = Logs(2, method="syncfs")
     logs.disk.faults.fail("sync", times=None, error=errno.ENOSYS)
     for n in range(2):
@@ -315,7 +315,7 @@ def test_where_there_is_no_syncfs_each_file_is_forced() -> None:
     assert [error for _, error in logs.answers] == [None, None] and logs.durable(0) and logs.durable(1)
 
 
-def test_the_forced_mark_is_rewritten_at_most_once_a_second() -> None:
+def test_the_durable_offset_is_rewritten_at_most_once_a_second() -> None:
     logs = Logs()
     mark = "/data/t-0/log.mark"
     before = logs.disk.read_file(mark)
@@ -329,7 +329,7 @@ def test_the_forced_mark_is_rewritten_at_most_once_a_second() -> None:
     assert logs.disk.read_file(mark) == after
 
 
-def test_one_file_is_forced_without_a_worker_where_the_system_can() -> None:
+def test_one_file_is_fsynced_without_a_worker_where_the_system_can() -> None:
     kernel = Kernel()
     logs = Logs(kernel=kernel)
     logs.send()
@@ -338,7 +338,7 @@ def test_one_file_is_forced_without_a_worker_where_the_system_can() -> None:
     assert logs.answers == [(0, None)] and logs.durable(0) and logs.worker.jobs == []
 
 
-def test_those_who_come_during_a_force_without_a_worker_share_the_next_which_starts_before_the_answers() -> None:
+def test_those_who_come_during_an_fsync_without_a_worker_share_the_next_which_starts_before_the_answers() -> None:
     kernel = Kernel()
     logs = Logs(kernel=kernel)
     flying: list[int] = []
@@ -352,7 +352,7 @@ def test_those_who_come_during_a_force_without_a_worker_share_the_next_which_sta
     assert len(logs.answers) == 20 and logs.forcer.forces == 2
 
 
-def test_a_failed_force_without_a_worker_stops_the_log_and_is_never_tried_again() -> None:
+def test_a_failed_fsync_without_a_worker_stops_the_log_and_is_never_tried_again() -> None:
     kernel = Kernel()
     logs = Logs(kernel=kernel)
     logs.disk.faults.fail("force", path=".zxQueue")
@@ -385,7 +385,7 @@ def test_what_the_system_does_not_take_goes_to_the_worker() -> None:
     logs.logs[0].close()
 
 
-def test_a_close_waits_for_the_running_force_and_gets_its_failure() -> None:
+def test_a_close_waits_for_the_running_fsync_and_gets_its_failure() -> None:
     kernel = Kernel()
     logs = Logs(kernel=kernel)
     logs.disk.faults.fail("force", path=".zxQueue")
@@ -397,7 +397,7 @@ def test_a_close_waits_for_the_running_force_and_gets_its_failure() -> None:
     assert [type(error) for _, error in logs.answers] == [Stopped]
 
 
-def test_a_roll_during_a_force_waits_for_it() -> None:
+def test_a_roll_during_an_fsync_waits_for_it() -> None:
     kernel = Kernel()
     logs = Logs(kernel=kernel)
     logs.send()
@@ -497,13 +497,13 @@ class Bench:
         return not self.begin() and self.forces == before
 
 
-def test_a_force_puts_the_bytes_on_the_disk() -> None:
+def test_an_fsync_makes_the_bytes_durable() -> None:
     bench = Bench()
     bench.gate.fsync(bench.file)
     assert bench.durable() and bench.forces == 1
 
 
-def test_a_force_may_be_done_in_another_way_without_interruption() -> None:
+def test_an_fsync_may_be_done_in_another_way_without_interruption() -> None:
     bench = Bench()
     steps: list[str] = []
 
@@ -519,7 +519,7 @@ def test_a_force_may_be_done_in_another_way_without_interruption() -> None:
 
 
 @pytest.mark.parametrize("own_way", [True, False])
-def test_after_a_force_that_failed_every_one_fails_and_none_is_tried(own_way: bool) -> None:
+def test_after_an_fsync_that_failed_every_one_fails_and_none_is_tried(own_way: bool) -> None:
     bench = Bench()
     bench.disk.faults.fail("force")
     with pytest.raises(OSError):
@@ -527,7 +527,7 @@ def test_after_a_force_that_failed_every_one_fails_and_none_is_tried(own_way: bo
     assert bench.forces == 1 and bench.refused() and bench.refused()
 
 
-def test_two_forces_never_run_side_by_side() -> None:
+def test_two_fsyncs_never_run_side_by_side() -> None:
     bench = Bench()
     lock = threading.Lock()
     inside = most = 0
@@ -622,7 +622,7 @@ def test_what_the_system_does_not_take_leaves_the_gate_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("kernel", [True, False])
-def test_a_file_is_not_closed_while_it_is_forced(kernel: bool) -> None:
+def test_a_file_is_not_closed_while_it_is_fsynced(kernel: bool) -> None:
     bench = Bench()
 
     def retire() -> None:
@@ -639,7 +639,7 @@ def test_a_file_is_not_closed_while_it_is_forced(kernel: bool) -> None:
     assert not bench.disk.open_files
 
 
-def test_a_gate_that_is_shut_forces_nothing_and_calls_it_no_error() -> None:
+def test_a_gate_that_is_shut_fsyncs_nothing_and_calls_it_no_error() -> None:
     bench = Bench()
     bench.gate.detached = True
     bench.gate.fsync(bench.file)
@@ -655,7 +655,7 @@ def kept(gate: FsyncGate, files: list[Written], forced: int) -> list[Written]:
     return found
 
 
-def test_what_is_not_known_to_be_forced_stays_open() -> None:
+def test_what_is_not_known_to_be_fsynced_stays_open() -> None:
     bench = Bench()
     sealed, active = Written(bench.disk, "/sealed"), bench.file
     sealed.sealed = True
@@ -665,7 +665,7 @@ def test_what_is_not_known_to_be_forced_stays_open() -> None:
 
 
 @pytest.mark.parametrize("begin", [Bench.begin, lambda bench: bench.gate.fsync(bench.file)])
-def test_after_a_failed_force_no_mark_makes_the_written_file_safe_to_close(begin: Callable[[Bench], object]) -> None:
+def test_after_a_failed_fsync_no_mark_makes_the_written_file_safe_to_close(begin: Callable[[Bench], object]) -> None:
     bench = Bench()
     bench.disk.faults.fail("force")
     try:

@@ -35,7 +35,7 @@ def test_hazard_05_a_bad_entry_never_takes_later_prepared_transactions_with_it()
             assert journal.disk.read_file(journal.file())[place + 4 :] == whole[place + 4 :]
 
 
-def test_hazard_05_any_flipped_bit_of_what_was_forced_is_named_and_nothing_is_thrown_away() -> None:
+def test_hazard_05_any_flipped_bit_of_what_was_fsynced_is_named_and_nothing_is_thrown_away() -> None:
     journal = opened().sent(12)
     journal.checkpoint()
     journal.sent(6)
@@ -80,7 +80,7 @@ def test_hazard_06_nothing_that_a_checkpoint_replaces_goes_before_it_is_durable(
     assert journal.numbers[0] > 1
 
 
-def test_hazard_07_prepares_are_forced_like_everything_else_and_a_failure_is_never_forgotten() -> None:
+def test_hazard_07_prepares_are_fsynced_like_everything_else_and_a_failure_is_never_forgotten() -> None:
     journal = opened(JournalOptions())
     journal.append(message(1, 1), Operation(PREPARE, 1, b""))
     assert journal.store.forced_offset == FILE_HEADER_SIZE, "not forced yet, and known not to be"

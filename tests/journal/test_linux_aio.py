@@ -47,7 +47,7 @@ def ignore_result(error: OSError | None) -> None:
     """The owner decides which thread runs the callback."""
 
 
-def test_a_force_ends_and_the_eventfd_reports_it(queue: AioFsyncQueue, file: RealFile) -> None:
+def test_an_fsync_ends_and_the_eventfd_reports_it(queue: AioFsyncQueue, file: RealFile) -> None:
     running_fsync = queue.start(file, ignore_result)
     assert running_fsync is not None
     assert ended(queue) == [running_fsync]
@@ -55,7 +55,7 @@ def test_a_force_ends_and_the_eventfd_reports_it(queue: AioFsyncQueue, file: Rea
     assert list(queue.drain_ended()) == []
 
 
-def test_forces_are_reported_once_each(queue: AioFsyncQueue, file: RealFile) -> None:
+def test_fsyncs_are_reported_once_each(queue: AioFsyncQueue, file: RealFile) -> None:
     running_fsyncs = {queue.start(file, ignore_result) for _ in range(5)}
     found: list[AioFsync] = []
     while len(found) < 5:
@@ -73,7 +73,7 @@ def test_another_thread_may_wait_and_the_owner_is_notified_all_the_same(queue: A
     assert ended(queue) == [running_fsync]
 
 
-def test_what_it_cannot_force_is_refused_and_not_begun(queue: AioFsyncQueue, file: RealFile) -> None:
+def test_what_it_cannot_fsync_is_refused_and_not_begun(queue: AioFsyncQueue, file: RealFile) -> None:
     disk = SimulatedDisk()
     disk.make_folder("/data")
     assert queue.start(disk.create("/data/file"), ignore_result) is None

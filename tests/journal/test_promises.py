@@ -20,7 +20,7 @@ from tests.journal.logs import FOLDER, LOG_ID, Bench
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="forces by F_FULLFSYNC there")
-def test_a_force_asks_the_system_to_force_this_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_fsync_asks_the_system_to_fsync_this_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forced: list[str] = []
     monkeypatch.setattr(os, "fdatasync", lambda fd: forced.append(os.readlink(f"/proc/self/fd/{fd}")))
     monkeypatch.setattr(os, "fsync", lambda fd: forced.append(os.readlink(f"/proc/self/fd/{fd}")))
@@ -32,7 +32,7 @@ def test_a_force_asks_the_system_to_force_this_file(tmp_path: Path, monkeypatch:
     assert forced == [f"{tmp_path}/file", str(tmp_path)]
 
 
-def test_a_stopped_log_that_is_closed_keeps_its_unforced_file_open() -> None:
+def test_a_stopped_log_that_is_closed_keeps_its_non_durable_file_open() -> None:
     bench = Bench()
     log = bench.open()
     bench.send(3)
@@ -78,7 +78,7 @@ def test_an_end_that_another_thread_took_note_of_wakes_the_owner_once_more(tmp_p
     file.close()
 
 
-def test_a_force_that_fails_in_the_kernel_reports_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_fsync_that_fails_in_the_kernel_reports_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = AioFsyncQueue.open()
     if queue is None:
         pytest.skip("no AIO on this system")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.offsets.struggle import OpenShaky, Struggle
+from tests.offsets.contention import OpenShaky, Struggle
 from tests.scale import scaled, seeded
 from tfmq.errors import Closed, Fenced
 from tfmq.offsets.storage import ClaimingStorage, PartitionName, StoredOffset, fenced_partitions

@@ -16,8 +16,8 @@ import pytest
 
 from journal.disk import RealDisk, RealFile
 from journal.testing.memory_disk import SimulatedDisk, crash_states
+from tests.offsets.contention import OpenShaky
 from tests.offsets.contract import Contract, Open
-from tests.offsets.struggle import OpenShaky
 from tests.scale import scaled, seeded
 from tfmq.errors import Busy, Damaged, Fenced, NotSupported, StoreFailed
 from tfmq.offsets.file import FileOffsets

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from tests.offsets.contention import OpenShaky
 from tests.offsets.contract import PLACE, A, Contract, Open
-from tests.offsets.shaky import ShakySql
-from tests.offsets.struggle import OpenShaky
+from tests.offsets.failing_sql import ShakySql
 from tests.sql.conftest import postgres as postgres
 from tfmq.client.consumer.options import open_storage
 from tfmq.errors import BadRequest, Busy, NotSupported, StoreFailed

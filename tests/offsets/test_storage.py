@@ -19,6 +19,7 @@ from tfmq.offsets.storage import (
     fenced_partitions,
     is_permanent_error,
     under,
+    url_without_passwords,
 )
 
 
@@ -109,3 +110,26 @@ def test_an_error_that_names_no_partition_is_about_all_that_were_asked() -> None
 def test_a_row_is_kept_under_its_own_generation_or_that_of_the_save() -> None:
     assert under(7, StoredOffset(5)) == StoredOffset(5, generation=7)
     assert under(7, StoredOffset(5, generation=3)).generation == 3
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:secret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://me:sec@ret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://:sec/r?et@host/db", "postgresql://:***@host/db"),
+        ("postgresql//me:secret@host/db", "postgresql//me:***@host/db"),
+        ("me:secret@host/db", "me:***@host/db"),
+        ("postgresql://h/db?user=me&password=secret&x=1", "postgresql://h/db?user=me&password=***&x=1"),
+        ("mysql://h/db?ssl_PassPhrase=secret", "mysql://h/db?ssl_PassPhrase=***"),
+    ],
+)
+def test_passwords_are_masked_wherever_they_stand(url: str, shown: str) -> None:
+    assert url_without_passwords(url) == shown
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me@host:5432/db", "sqlite:////var/a:b@c/x.db", "postgresql:///db?host=/run", "dead.db"]
+)
+def test_what_has_none_stays_as_it_is(url: str) -> None:
+    assert url_without_passwords(url) == url

@@ -21,7 +21,7 @@ from journal.disk import RealDisk
 from journal.log.checkpoint import LogCheckpointFile
 from tests.server.fakes import FakeReactor
 from tests.server.wire import PATIENCE_SECONDS, Wire, batch, running
-from tests.zookeeper.test_coordination import until
+from tests.zookeeper.test_group_membership import until
 from tfmq.errors import BadRequest, Busy
 from tfmq.limits import MIB
 from tfmq.protocol import commands, frames

@@ -40,7 +40,7 @@ def test_what_is_empty_has_no_pieces() -> None:
     assert split_targets(OffsetRange(LOG, 5, 5), 10) == []
 
 
-def test_messages_begin_where_neither_control_records_nor_fillers_do() -> None:
+def test_messages_begin_where_neither_block_trailers_nor_fillers_do() -> None:
     record = make_record(b"x", 1 << 24)
     filler = make_filler(LOG.log_id, 40, 3)
     control = encode_trailer(LOG.log_id, BlockTrailer(5, 80 + len(filler), 0, 0, 1, 0, 0, 500))

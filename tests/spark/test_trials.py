@@ -55,7 +55,7 @@ def test_a_task_that_fails_once_is_done_again(trial: Trial) -> None:
 
 
 @pytest.mark.long
-def test_a_query_that_fails_always_writes_nothing_and_all_of_it_when_it_is_mended(trial: Trial) -> None:
+def test_a_query_that_fails_always_writes_nothing_and_all_of_it_when_it_is_repaired(trial: Trial) -> None:
     (trial.failing / "always").touch()
     for _ in range(2):
         with pytest.raises(Failed, match="planted: this task fails always"):

@@ -80,7 +80,7 @@ def test_topics_and_partitions_as_they_are_now(broker: SimulatedBroker) -> None:
             logs.partitions("c")
 
 
-def test_the_end_is_the_forced_mark_and_ordinals_are_those_of_the_places(broker: SimulatedBroker) -> None:
+def test_the_end_is_the_durable_offset_and_ordinals_are_those_of_the_places(broker: SimulatedBroker) -> None:
     producer = broker.producer(acks="written")
     producer.send("orders", "one").result()
     with BrokerLogReader(broker.servers) as logs:
@@ -93,7 +93,7 @@ def test_the_end_is_the_forced_mark_and_ordinals_are_those_of_the_places(broker:
         assert logs.all_bounds([]) == []
 
 
-def test_who_asks_for_the_bounds_has_what_is_written_forced(broker: SimulatedBroker) -> None:
+def test_who_asks_for_the_bounds_has_what_is_written_fsynced(broker: SimulatedBroker) -> None:
     producer = broker.producer(acks="written")
     for topic in ("orders", "bills"):
         broker.admin().create_topic(topic, 1)
@@ -110,7 +110,7 @@ def test_who_asks_for_the_bounds_has_what_is_written_forced(broker: SimulatedBro
         assert [type(request) for request in asked] == [Locate] * 4, "at rest nothing else is asked"
 
 
-def test_a_disk_that_forces_nothing_delays_no_caller(broker: SimulatedBroker) -> None:
+def test_a_disk_that_fsyncs_nothing_delays_no_caller(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
     with BrokerLogReader(broker.servers) as logs:
         every = whole(logs)
@@ -220,7 +220,7 @@ def test_what_retention_took_is_reported(broker: SimulatedBroker) -> None:
         assert (caught.value.first, caught.value.end) == (first, old.end)
 
 
-def test_what_is_after_the_forced_mark_is_not_there(broker: SimulatedBroker) -> None:
+def test_what_is_after_the_durable_offset_is_not_there(broker: SimulatedBroker) -> None:
     broker.producer().send("orders", "one").result()
     with BrokerLogReader(broker.servers) as logs:
         every = whole(logs)

@@ -16,8 +16,8 @@ import pytest
 from sqlalchemy.engine import Engine
 
 from tests.scale import SCALE, scaled, seeded
+from tests.sql.crash_recovery import SETTINGS, settled, soon
 from tests.sql.dying import Death, Sale, Sellers, sellers
-from tests.sql.settling import SETTINGS, settled, soon
 from tests.sql.test_commit_protocol import STEPS
 from tools.rigs.live_server import LiveServer
 from tools.rigs.postgresql import PostgresServer

@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import tfmq
 import tfmq.sql
+from tests.offsets.contention import OpenShaky
 from tests.offsets.contract import PLACE, A, Contract, Open
-from tests.offsets.shaky import ShakySql
-from tests.offsets.struggle import OpenShaky
+from tests.offsets.failing_sql import ShakySql
 from tests.sql.shop import Order, orders
 from tests.sql.test_commit_protocol import async_engine_of
 from tfmq.errors import BadRequest, Busy, Fenced, NotAllowed, StoreFailed

@@ -18,7 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import tfmq.aio
 from tests import paths
-from tests.sql.settling import PATIENCE_SECONDS, messages
+from tests.sql.crash_recovery import PATIENCE_SECONDS, messages
 from tests.sql.shop import Order, orders
 from tests.sql.test_commit_protocol import async_engine_of
 

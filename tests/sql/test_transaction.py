@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import tfmq.aio
 from tests.sql.conftest import prepared_names
-from tests.sql.settling import SETTINGS, messages
+from tests.sql.crash_recovery import SETTINGS, messages
 from tests.sql.shop import Order, orders
 from tests.sql.test_commit_protocol import async_engine_of
 from tfmq.errors import BadRequest, Busy, ConnectionFailed, NotAllowed, TransactionError

@@ -297,7 +297,7 @@ def test_a_disk_that_fails_stops_its_partition_and_says_so(broker: SimulatedBrok
 
 
 @pytest.mark.parametrize(("keep", "left"), [("nothing", []), ("everything", ["x"])])
-def test_a_power_cut_takes_what_was_not_forced_the_death_of_the_process_does_not(
+def test_a_power_cut_takes_what_was_not_fsynced_the_death_of_the_process_does_not(
     broker: SimulatedBroker, keep: str, left: list[str]
 ) -> None:
     broker.admin().create_topic("orders")

@@ -213,7 +213,7 @@ def test_they_wait_for_room_on_a_full_disk(broker: SimulatedBroker) -> None:
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 2])
-def test_what_a_failed_force_took_comes_once_its_partition_is_mended(broker: SimulatedBroker, restarts: int) -> None:
+def test_what_a_failed_fsync_took_comes_once_its_partition_is_repaired(broker: SimulatedBroker, restarts: int) -> None:
     """It was written, and that is all: after a power cut it is not there, and a client that forgot it has lost it."""
     broker.admin().create_topic("orders")
     handle = broker.producer().send("orders", "x", delay=1).result().delayed or ""

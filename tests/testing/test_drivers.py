@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.testing.inside import new_driver, new_link, new_world
+from tests.testing.simulation_parts import new_driver, new_link, new_world
 from tfmq.client.connection.requests import request
 from tfmq.client.operation import Event
 from tfmq.errors import Closed, ConnectionFailed, NotAllowed

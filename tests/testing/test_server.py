@@ -96,7 +96,7 @@ def test_a_stopped_one_takes_no_connection_and_starts_again_on_its_disk() -> Non
     made.stop()
 
 
-def test_a_power_cut_breaks_connections_and_leaves_what_was_forced() -> None:
+def test_a_power_cut_breaks_connections_and_leaves_what_was_fsynced() -> None:
     made = server()
     talk = Talk(made)
     talk.hello()

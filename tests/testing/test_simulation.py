@@ -22,7 +22,7 @@ import pytest
 import tfmq
 from tests.client.rig import sleep
 from tests.scale import SEED, scaled
-from tests.testing.inside import new_driver, new_world
+from tests.testing.simulation_parts import new_driver, new_world
 from tfmq.client.connection.requests import request
 from tfmq.client.operation import Event, Operation, Wait
 from tfmq.errors import NotAllowed, TimedOut

@@ -78,7 +78,7 @@ def test_a_transaction_is_found_by_name_and_epoch_only() -> None:
         books(rig).find_live("x", began.epoch - 1)
 
 
-def test_decisions_start_in_the_order_of_their_places_whatever_order_their_forces_are_reported_in() -> None:
+def test_decisions_start_in_the_order_of_their_places_whatever_order_their_fsyncs_are_reported_in() -> None:
     rig = Rig()
     waiters = []
     rig.store.when_durable = lambda place, waiter: waiters.append(waiter)  # type: ignore[method-assign]
@@ -157,7 +157,7 @@ def test_no_client_is_asked_before_the_prepare_is_on_the_disk() -> None:
     assert [check.xid for check in late.result] == ["x"]
 
 
-def test_a_prepare_that_is_rolled_back_before_its_force_is_never_asked_about() -> None:
+def test_a_prepare_that_is_rolled_back_before_its_fsync_is_never_asked_about() -> None:
     rig = Rig(queued=True, settings={"check_seconds": 1})
     began = rig.begin("x", group="shop")
     rig.work()
@@ -172,7 +172,7 @@ def test_a_prepare_that_is_rolled_back_before_its_force_is_never_asked_about() -
 
 
 @pytest.mark.parametrize("step", [Rig.commit, Rig.rollback])
-def test_a_prepare_is_asked_about_although_its_refused_end_was_under_way_when_it_was_forced(
+def test_a_prepare_is_asked_about_although_its_refused_end_was_under_way_when_it_was_fsynced(
     step: Callable[..., Answer],
 ) -> None:
     rig = Rig(queued=True, settings={"check_seconds": 1})
@@ -224,7 +224,7 @@ def test_a_start_locks_nothing_of_what_ended_by_hand_and_is_settled() -> None:
     assert len(again.handler.list(None, 0, 10)[0]) == 2
 
 
-def test_an_offset_lock_of_a_prepared_one_stays_if_the_force_of_its_end_fails() -> None:
+def test_an_offset_lock_of_a_prepared_one_stays_if_the_fsync_of_its_end_fails() -> None:
     rig = Rig()
     began = rig.begin("x")
     rig.prepare(began, [Row("g", 1, 5)])

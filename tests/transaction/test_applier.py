@@ -157,7 +157,7 @@ def test_a_start_does_not_wait_for_a_target_that_takes_nothing() -> None:
     assert again.visible() == [b"1"]
 
 
-def test_stopping_brings_what_is_small_and_forces_it() -> None:
+def test_stopping_brings_what_is_small_and_fsyncs_it() -> None:
     rig = Rig()
     rig.targets.automatic = False
     answer = rig.transact([(ORDERS, [b"1"])], turn=False)
@@ -182,7 +182,7 @@ def test_stopping_breaks_off_what_is_large_and_the_next_start_goes_on() -> None:
     assert [payload[:1] for payload in again.visible()] == [b"%d" % number for number in range(8)]
 
 
-def test_a_target_that_stopped_before_its_force_is_reported_until_it_is_back() -> None:
+def test_a_target_that_stopped_before_its_fsync_is_reported_until_it_is_back() -> None:
     rig = Rig()
     rig.targets.automatic = False
     began = rig.begin("x")
@@ -211,7 +211,7 @@ def test_a_target_that_stopped_before_its_force_is_reported_until_it_is_back() -
     assert rig.handler.status()["applying"] == 0
 
 
-def test_a_topic_that_goes_after_its_force_failed_lets_go() -> None:
+def test_a_topic_that_goes_after_its_fsync_failed_lets_go() -> None:
     rig = Rig()
     rig.targets.automatic = False
     rig.transact([(ORDERS, [b"o"])])
@@ -296,7 +296,7 @@ def test_others_are_served_between_two_slices() -> None:
     assert numbers(rig) == list(range(6))
 
 
-def test_no_more_than_the_window_is_written_and_not_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_the_limit_is_written_and_not_fsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     window = 8 * MIB
     monkeypatch.setattr(apply_queue, "IN_FLIGHT_BYTES_MAX", window)
     rig = on_disk(tmp_path)
@@ -659,7 +659,7 @@ def test_a_start_writes_what_was_lost_in_its_order_and_before_anything_new() -> 
     assert again.visible()[-1] == b"new"
 
 
-def test_a_partition_that_lost_what_was_not_forced_gets_it_again_when_it_is_back() -> None:
+def test_a_partition_that_lost_what_was_not_fsynced_gets_it_again_when_it_is_back() -> None:
     """Also decisions that were answered as committed, and before those that wait."""
     rig = Rig()
     rig.targets.automatic = False

@@ -85,7 +85,7 @@ def test_offsets_of_very_many_batches_are_not_kept() -> None:
     assert each.offsets == []
 
 
-def test_it_is_safe_when_all_of_it_is_written_and_forced() -> None:
+def test_it_is_safe_when_all_of_it_is_written_and_fsynced() -> None:
     each = course()
     assert not each.is_durable
     each.applied, each.undurable_parts = True, 1
@@ -135,7 +135,7 @@ def course_of_settling(place: int) -> ApplyProgress:
     return made
 
 
-def test_a_decision_is_settled_when_every_target_has_forced_its_part() -> None:
+def test_a_decision_is_settled_when_every_target_has_fsynced_its_part() -> None:
     scene, each = Scene(), course_of_settling(100)
     scene.write(ORDERS, each)
     scene.write(BILLS, each)
@@ -148,7 +148,7 @@ def test_a_decision_is_settled_when_every_target_has_forced_its_part() -> None:
     assert not scene.settling._written
 
 
-def test_many_share_one_force_and_none_waits_for_long() -> None:
+def test_many_share_one_fsync_and_none_waits_for_long() -> None:
     scene = Scene()
     for place in range(100, 150):
         scene.write(ORDERS, course_of_settling(place))
@@ -162,7 +162,7 @@ def test_many_share_one_force_and_none_waits_for_long() -> None:
     assert scene.forces() == [ORDERS], "there is nothing left to ask for"
 
 
-def test_what_was_written_during_a_force_is_asked_for_after_it() -> None:
+def test_what_was_written_during_an_fsync_is_asked_for_after_it() -> None:
     scene = Scene()
     scene.write(ORDERS, course_of_settling(100))
     scene.advance()
@@ -175,7 +175,7 @@ def test_what_was_written_during_a_force_is_asked_for_after_it() -> None:
     assert scene.settled == [100, 200]
 
 
-def test_one_that_others_have_forced_is_settled_without_asking() -> None:
+def test_one_that_others_have_fsynced_is_settled_without_asking() -> None:
     scene = Scene()
     scene.write(ORDERS, course_of_settling(100))
     scene.targets.force()
@@ -194,7 +194,7 @@ def test_one_that_is_not_applied_everywhere_waits() -> None:
     assert each.undurable_parts == 0, "whoever ends it sees that all of it is on the disk"
 
 
-def test_after_a_failed_force_nothing_is_settled_and_it_is_asked_again_later() -> None:
+def test_after_a_failed_fsync_nothing_is_settled_and_it_is_asked_again_later() -> None:
     scene = Scene()
     scene.write(ORDERS, course_of_settling(100))
     scene.advance()
@@ -220,7 +220,7 @@ def test_a_target_that_came_back_is_asked_for_everything_not_known_to_be_there()
     assert scene.settled == [300]
 
 
-def test_what_is_for_a_topic_that_is_gone_needs_no_force() -> None:
+def test_what_is_for_a_topic_that_is_gone_needs_no_fsync() -> None:
     scene = Scene()
     scene.write(ORDERS, course_of_settling(100))
     scene.targets.delete(16)
@@ -234,7 +234,7 @@ def force_all(scene: Scene) -> Callable[[], int]:
     return lambda: len(ended)
 
 
-def test_at_the_end_everything_is_forced_that_can_be() -> None:
+def test_at_the_end_everything_is_fsynced_that_can_be() -> None:
     scene = Scene()
     scene.write(ORDERS, course_of_settling(100))
     scene.write(BILLS, course_of_settling(200))
@@ -248,11 +248,11 @@ def test_at_the_end_everything_is_forced_that_can_be() -> None:
     assert scene.timers.next_due() is None
 
 
-def test_with_nothing_to_force_the_end_comes_at_once() -> None:
+def test_with_nothing_to_fsync_the_end_comes_at_once() -> None:
     assert force_all(Scene())() == 1
 
 
-def test_due_times_are_given_back_also_where_a_sweep_sees_the_force_before_they_are_noted() -> None:
+def test_due_times_are_given_back_also_where_a_sweep_sees_the_fsync_before_they_are_noted() -> None:
     """A force notifies its callers one after the other: the first removes what the others wait for."""
     scene, each, settled = Scene(), course_of_settling(100), list[Decision]()
     each.offsets = [-1]

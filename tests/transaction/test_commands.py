@@ -76,7 +76,7 @@ def test_a_begin_that_is_repeated_after_the_end_gets_it_too_and_the_next_step_re
     assert rig.commit(began, one_phase=True).code == "transaction_rolled_back"
 
 
-def test_an_older_number_of_a_stream_is_refused() -> None:
+def test_an_older_number_of_a_producer_sequence_is_refused() -> None:
     rig = Rig()
     stream = rig.stream()
     rig.begin("x", stream, number=5)
@@ -353,7 +353,7 @@ def test_a_commit_that_could_not_be_written_is_not_done(one_phase: bool) -> None
 
 
 @pytest.mark.parametrize("step", ["prepare", "commit", "rollback", "transact"])
-def test_a_step_whose_force_fails_is_unknown_and_changes_nothing_that_can_be_seen(step: str) -> None:
+def test_a_step_whose_fsync_fails_is_unknown_and_changes_nothing_that_can_be_seen(step: str) -> None:
     rig = Rig()
     began = rig.begin("x")
     rig.send(began, [b"m"])
@@ -542,7 +542,7 @@ def test_a_rollback_of_a_prepared_one_is_answered_when_it_is_on_the_disk() -> No
     assert (answer.state, again.state) == ("rolled_back", "rolled_back")
 
 
-def test_a_rollback_leaves_no_gap_that_blocks_its_stream() -> None:
+def test_a_rollback_leaves_no_gap_that_blocks_its_sequence() -> None:
     rig = Rig()
     stream = rig.stream()
     for number in range(4):
@@ -805,7 +805,7 @@ def test_a_prepare_is_answered_when_it_is_on_the_disk_and_survives_a_power_cut()
     assert again.visible() == [b"m"]
 
 
-def test_a_prepare_that_is_not_forced_is_not_answered() -> None:
+def test_a_prepare_that_is_not_fsynced_is_not_answered() -> None:
     rig = Rig(queued=True)
     began = rig.begin("x")
     rig.send(began, [b"m"])
@@ -1025,7 +1025,7 @@ def full_of_steps(rig: Rig) -> None:
     rig.disk.faults.fail("write", error=errno.ENOSPC)
 
 
-def test_an_answer_is_an_error_where_its_force_failed() -> None:
+def test_an_answer_is_an_error_where_its_fsync_failed() -> None:
     for reported, refusal, error, code in (
         ("well", None, None, "ok"),
         (None, TransactionCommitted(epoch=5), None, "transaction_committed"),
@@ -1193,7 +1193,7 @@ def test_it_begins_sends_and_commits() -> None:
     assert rig.targets.reserved == 0
 
 
-def test_many_of_one_turn_share_one_write_and_one_force() -> None:
+def test_many_of_one_turn_share_one_write_and_one_fsync() -> None:
     rig = Rig()
     before = rig.disk.faults.counts.copy()
     answers = [rig.transact([(ORDERS, [b"%d" % number])], turn=False) for number in range(20)]
@@ -1264,7 +1264,7 @@ def test_one_that_is_repeated_while_a_target_is_stopped_is_still_applying() -> N
     assert repeat(rig, first).state == "committed"
 
 
-def test_the_next_number_of_the_stream_is_a_new_one_and_an_older_is_refused() -> None:
+def test_the_next_number_of_the_sequence_is_a_new_one_and_an_older_is_refused() -> None:
     rig = Rig()
     stream = rig.stream()
     first = rig.transact([(ORDERS, [b"1"])], stream)
@@ -1364,7 +1364,7 @@ def lost_after_a_rollback(rig: Rig) -> tuple[Answer, Rig]:
     return answer, rig.power_cut()
 
 
-def test_one_whose_stream_a_power_cut_took_is_reported_as_a_gap() -> None:
+def test_one_whose_sequence_a_power_cut_took_is_reported_as_a_gap() -> None:
     """The id is young and no stream was forgotten: had the frame been done, the broker would know its stream."""
     first, again = lost_after_a_rollback(Rig(queued=True))
     answer = repeat(again, first)

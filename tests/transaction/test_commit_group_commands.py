@@ -149,7 +149,7 @@ def test_a_commit_at_the_same_moment_waits_for_the_first_one() -> None:
     assert rig.visible() == [b"a"]
 
 
-def test_a_repeat_before_the_force_waits_for_it() -> None:
+def test_a_repeat_before_the_fsync_waits_for_it() -> None:
     rig = Rig()
     members = [member(rig, "a")]
     rig.queued = True

@@ -53,7 +53,7 @@ def test_item_25_journal_files_are_reclaimed() -> None:
     assert picture(store.killed().ledger)["transactions"] == {}
 
 
-def test_one_old_prepared_transaction_does_not_pin_the_journal() -> None:
+def test_one_old_prepared_transaction_does_not_keep_the_journal() -> None:
     store = Store(journal_file_bytes=FILE_BYTES)
     old = store.prepared("old", [b"first", b"second"])
     places = list(old.batch_lsns())

@@ -60,7 +60,7 @@ def test_the_next_range_is_leased_ahead_once() -> None:
     assert leases.asked == []
 
 
-def test_nothing_is_given_out_before_its_range_is_forced() -> None:
+def test_nothing_is_given_out_before_its_range_is_fsynced() -> None:
     leases = Leases()
     leases.epochs.set_range(5, 6)
     assert leases.epochs.allocate() == 5

@@ -123,7 +123,7 @@ def test_hazard_03_item_34_an_answer_means_that_the_record_is_on_the_disk_and_th
     assert sorted(reported) == list(range(12))
 
 
-def test_hazard_06_the_journal_keeps_what_the_partitions_have_not_forced() -> None:
+def test_hazard_06_the_journal_keeps_what_the_partitions_have_not_fsynced() -> None:
     """Files roll and checkpoints pass; then the power goes, and the partitions have nothing of it."""
     rig = Rig(settings={"journal_file_bytes": 1 << 16})
     rig.targets.automatic = False
@@ -138,7 +138,7 @@ def test_hazard_06_the_journal_keeps_what_the_partitions_have_not_forced() -> No
     assert again.visible() == payloads
 
 
-def test_item_25_the_journal_lets_go_of_what_the_partitions_have_forced() -> None:
+def test_item_25_the_journal_lets_go_of_what_the_partitions_have_fsynced() -> None:
     rig = Rig(settings={"journal_file_bytes": 1 << 16})
     for number in range(60):
         rig.transact([(ORDERS, [b"%03d" % number + b"x" * 20_000])])
@@ -298,7 +298,7 @@ def test_hazard_09_an_outcome_by_hand_survives_a_kill_at_once() -> None:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("nth", range(1, 6))
-def test_a_fault_at_any_write_or_force_never_tears_a_transaction(error: int, nth: int) -> None:
+def test_a_fault_at_any_write_or_fsync_never_tears_a_transaction(error: int, nth: int) -> None:
     for kind in ("write", "force"):
         if kind == "force" and error == errno.ENOSPC:
             continue

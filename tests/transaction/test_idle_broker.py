@@ -11,7 +11,7 @@ def silent(rig: Rig) -> None:
     rig.clock.advance(WEEK_SECONDS + 60)
 
 
-def test_the_first_stream_after_a_long_silence_goes_on() -> None:
+def test_the_first_sequence_after_a_long_silence_goes_on() -> None:
     rig = Rig()
     silent(rig)
     stream = rig.stream()

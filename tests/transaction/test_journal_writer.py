@@ -255,7 +255,7 @@ def test_a_stopped_journal_refuses_and_says_so() -> None:
 # Forcing
 
 
-def test_one_force_serves_all_who_begin_to_wait_in_a_turn() -> None:
+def test_one_fsync_serves_all_who_begin_to_wait_in_a_turn() -> None:
     store = Store()
     before = store.disk.faults.counts["force"]
     done: list[Any] = []
@@ -267,7 +267,7 @@ def test_one_force_serves_all_who_begin_to_wait_in_a_turn() -> None:
     assert store.disk.faults.counts["force"] == before + 1
 
 
-def test_what_is_forced_need_not_wait() -> None:
+def test_what_is_fsynced_need_not_wait() -> None:
     store = Store()
     transaction = store.begin("x")
     place = store.prepare(transaction).place
@@ -277,7 +277,7 @@ def test_what_is_forced_need_not_wait() -> None:
     assert done == [None] and not store.store.due
 
 
-def test_no_caller_is_notified_before_the_force_has_ended() -> None:
+def test_no_caller_is_notified_before_the_fsync_has_ended() -> None:
     store = Store(lazy=True)
     transaction = store.begin("x")
     place = store.prepare(transaction).place
@@ -290,7 +290,7 @@ def test_no_caller_is_notified_before_the_force_has_ended() -> None:
     assert done == [None] and store.journal.forced_offset > place
 
 
-def test_much_without_a_waiting_caller_is_forced_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_much_without_a_waiting_caller_is_fsynced_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction of gigabytes does not end in one huge force."""
     store = Store()
     flush = store.journal.options.flush_bytes

@@ -108,7 +108,7 @@ def test_recovery_gives_the_same_after_1_2_and_10_runs(way: str) -> None:
             assert decided(life.ledger) == first_decided, f"seed {seed}, run {run}"
 
 
-def test_what_was_forced_is_there_after_any_power_cut() -> None:
+def test_what_was_fsynced_is_there_after_any_power_cut() -> None:
     """Every state that a power cut may leave, at boundaries along the way: nothing forced is lost, nothing is torn."""
     for seed in range(scaled(40) + 1):
         store = Store(journal_file_bytes=2048, seed=seed)
@@ -435,7 +435,7 @@ def test_a_stopped_journal_is_reported() -> None:
     assert store.store.stopped is not None and store.store.journal_bytes > 0
 
 
-def test_until_its_record_is_forced_a_state_is_not_called_durable() -> None:
+def test_until_its_record_is_fsynced_a_state_is_not_called_durable() -> None:
     store = Store()
     transaction = store.begin("x")
     assert store.store.is_durable(transaction)

@@ -562,7 +562,7 @@ def test_times_only_go_forward_whatever_the_wall_clock_does() -> None:
     assert ledger.outcomes.key == b"k"
 
 
-def test_time_that_goes_on_forgets_outcomes_and_streams() -> None:
+def test_time_that_goes_on_forgets_outcomes_and_sequences() -> None:
     life = Life(10)
     for local in (False, True):
         life.epoch += 1

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.proxy import proxied
+from tests.offsets.contention import OpenShaky
 from tests.offsets.contract import PLACE, A, B, Contract, Open
-from tests.offsets.struggle import OpenShaky
 from tests.zookeeper.conftest import until
 from tfmq.errors import Damaged, Fenced, StoreFailed
 from tfmq.offsets.storage import NO_OFFSET, StoredOffset

@@ -291,7 +291,7 @@ EXITS: Final = (
         _DELIVERY,
         "        unread = accumulator.pop_failures()\n        count = len(unread) - accumulator.failed_messages\n",
         "        unread: list[object] = []\n        count = -accumulator.failed_messages\n",
-        ["tests/client/producer/test_exiting.py"],
+        ["tests/client/producer/test_interpreter_exit.py"],
     ),
 )
 

@@ -30,7 +30,7 @@ ARROW: Final = (
         "tfmq/arrow/decoder.py",
         ("        if positions[-1] + TRAILER_SIZE > len(data):\n            return None\n"),
         "",
-        [f"{DECODER}::test_a_last_control_record_that_is_too_short_is_damage"],
+        [f"{DECODER}::test_a_last_block_trailer_that_is_too_short_is_damage"],
     ),
     Mutant(
         "row-of-records-one-too-long",

@@ -66,7 +66,7 @@ COMMAND_LINE: Final = (
         "tfmq/client/send/partition_sender.py",
         '        if float("-inf") < self._busy_since <= now - BUSY_LOG_SECONDS:\n',
         '        if self._busy_since <= float("-inf"):\n',
-        ["tests/client/send/test_stream.py::test_one_line_says_what_a_send_waits_for_once_it_waits_for_long"],
+        ["tests/client/send/test_partition_sender.py::test_one_line_says_what_a_send_waits_for_once_it_waits_for_long"],
     ),
     Mutant(
         "negative-delay-is-at-once",
@@ -130,7 +130,7 @@ COMMAND_LINE: Final = (
         "tfmq/dead_letters/store.py",
         ("        noted(found.state)\n        self._log_if_dead(found)\n"),
         ("        self._log_if_dead(found)\n        noted(found.state)\n"),
-        ["tests/client/worker/test_running.py", "tests/client/worker/test_message_context.py"],
+        ["tests/client/worker/test_runner.py", "tests/client/worker/test_message_context.py"],
     ),
     Mutant(
         "dead-owner-is-shown",

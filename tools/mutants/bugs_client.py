@@ -6,7 +6,7 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-STREAM: Final = "tests/client/send/test_stream.py"
+STREAM: Final = "tests/client/send/test_partition_sender.py"
 SENDER: Final = "tests/client/send/test_accumulator.py"
 LINK: Final = "tests/client/connection/test_connection.py"
 DECODER: Final = "tests/client/consumer/test_decoder.py"
@@ -50,7 +50,7 @@ PRODUCER: Final = (
         "                stream.state, before.replacement = SenderState.BLOCKED, stream\n",
         "                pass\n",
         [
-            "tests/client/send/test_stream.py::test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later"
+            "tests/client/send/test_partition_sender.py::test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later"
         ],
     ),
     Mutant(

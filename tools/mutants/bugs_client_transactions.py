@@ -13,7 +13,7 @@ HANDLE: Final = "tests/client/transaction/test_transaction.py"
 OFFSETS: Final = "tests/client/consumer/test_transaction_offsets.py"
 PIPELINE: Final = "tests/client/transaction/test_transaction_pipeline.py"
 STEPS: Final = "tests/client/transaction/test_states.py"
-ALL: Final = "tests/client/transaction/test_manager.py"
+ALL: Final = "tests/client/transaction/test_producer_transactions.py"
 XA: Final = "tests/client/producer/test_xa.py"
 
 _TAKEN: Final = (

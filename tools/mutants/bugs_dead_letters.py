@@ -13,7 +13,7 @@ DATABASE: Final = "tests/dead_letters/test_sql_store.py"
 KEEPING: Final = "tests/dead_letters/test_store.py"
 RETRYING: Final = "tests/dead_letters/test_retry_loop.py"
 REDRIVE: Final = "tests/dead_letters/test_redrive.py"
-DEPARTURE: Final = "tests/dead_letters/test_departure.py"
+DEPARTURE: Final = "tests/dead_letters/test_redrive_run.py"
 TOPIC: Final = "tests/dead_letters/test_topic_store.py"
 NUMBERED: Final = "tests/client/send/test_idempotent_send.py"
 

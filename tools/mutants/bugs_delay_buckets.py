@@ -9,7 +9,7 @@ from tools.mutants.mutant import Mutant
 SET: Final = "tests/delay/buckets/test_store.py"
 BUCKET: Final = "tests/delay/buckets/test_bucket.py"
 FORMAT: Final = "tests/delay/buckets/test_format.py"
-ROWS: Final = "tests/delay/buckets/test_rows.py"
+ROWS: Final = "tests/delay/buckets/test_bucket_rows.py"
 REPAIR: Final = "tests/delay/buckets/test_bucket_repair.py"
 ENUMERATION: Final = "tests/crash/test_bucket_enumeration.py"
 
@@ -143,7 +143,7 @@ COUNTING: Final = (
         "tfmq/delay/buckets/store.py",
         "        while span in self._taken or self._overlaps(span):\n",
         "        while span in self._taken:\n",
-        ["tests/delay/buckets/test_leaves.py"],
+        ["tests/delay/buckets/test_bucket_index.py"],
     ),
     Mutant(
         "file-of-a-split-bucket-is-taken",
@@ -151,7 +151,7 @@ COUNTING: Final = (
         "tfmq/delay/buckets/store.py",
         "        while span in self._taken or self._overlaps(span):\n",
         "        while self._overlaps(span):\n",
-        [SET, "tests/delay/buckets/test_leaves.py"],
+        [SET, "tests/delay/buckets/test_bucket_index.py"],
     ),
     Mutant(
         "records-sealed-without-their-number",

@@ -6,8 +6,8 @@ from tools.mutants.mutant import Mutant
 
 LEAVING: Final = "tests/delay/test_cancelled_rows.py"
 COUNTING: Final = "tests/delay/test_cancelled_rows.py"
-LINE_COUNT: Final = "tests/delay/test_line_count.py"
-BROKER: Final = "tests/broker/test_delay_count.py"
+LINE_COUNT: Final = "tests/delay/test_blocked_targets.py"
+BROKER: Final = "tests/broker/test_delay_limit.py"
 
 DELAY_COUNT: Final = (
     Mutant(

@@ -25,7 +25,7 @@ DELAY_FIRING: Final = (
         "tfmq/delay/dispatcher.py",
         "                self.non_durable.log_stopped()\n",
         ("                self._fsync_requested_to = 0\n                self.non_durable.log_stopped()\n"),
-        [CONTRACT + "::test_arrivals_that_fail_beside_an_unforced_one_keep_no_worker_busy"],
+        [CONTRACT + "::test_arrivals_that_fail_beside_a_non_durable_one_keep_no_worker_busy"],
     ),
     Mutant(
         "fires-half-a-second-late",

@@ -5,7 +5,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 CRASHES: Final = "tests/crash/test_delay_enumeration.py"
-SLOW_FORCE: Final = "tests/crash/test_delay_slow_force.py"
+SLOW_FORCE: Final = "tests/crash/test_delay_slow_fsync.py"
 RANDOM: Final = "tests/delay/test_simulation_queue.py"
 
 DELAY_STORE: Final = (

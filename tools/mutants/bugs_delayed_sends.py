@@ -5,7 +5,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 LINK: Final = "tests/client/connection/test_connection.py"
-DELAYS: Final = "tests/client/send/test_partition_sender.py"
+DELAYS: Final = "tests/client/send/test_delayed_sender.py"
 
 DELAYED_SENDS: Final = (
     Mutant(

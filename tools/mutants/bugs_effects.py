@@ -14,7 +14,7 @@ OFFSET_EFFECTS: Final = "tests/broker/groups/test_offset_effects.py"
 REGISTER: Final = "tests/broker/test_catalog_state.py"
 CATALOG: Final = "tests/broker/test_catalog.py"
 TRANSACTIONS: Final = "tests/broker/test_transaction_commands.py"
-DECIDED: Final = "tests/broker/test_decided.py"
+DECIDED: Final = "tests/broker/test_committed_transactions.py"
 OPENING: Final = "tests/broker/test_startup.py"
 
 PARTITIONS: Final = (

@@ -102,7 +102,7 @@ FORCES: Final = (
             '            segment_set.stopped = f"{reason}; log.mark could not be written, so a restart'
             ' ends it: {error}"\n'
         ),
-        [OPENING, KEEPER, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again"],
+        [OPENING, KEEPER, f"{FAULTS}::test_a_log_whose_fsync_failed_answers_errors_and_never_fsyncs_again"],
     ),
     Mutant(
         "clean-is-not-taken-back-before-the-first-write",
@@ -180,7 +180,7 @@ FORCES: Final = (
             "            segment_set.raise_durable(plan.end, plan.end_ordinal)\n"
             '            reason = f"an fsync failed: {error}"\n'
         ),
-        [FORCE, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again"],
+        [FORCE, f"{FAULTS}::test_a_log_whose_fsync_failed_answers_errors_and_never_fsyncs_again"],
     ),
     Mutant(
         "failed-fsync-swallowed",
@@ -196,7 +196,7 @@ FORCES: Final = (
         "journal/fsync.py",
         "            if self._error is not None:\n                raise self._error\n",
         "            if self._error is not None:\n                self._error = None\n",
-        [GATE, FORCE, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again", KEEPER],
+        [GATE, FORCE, f"{FAULTS}::test_a_log_whose_fsync_failed_answers_errors_and_never_fsyncs_again", KEEPER],
     ),
     Mutant(
         "failed-fsync-does-not-stop-the-log",

@@ -9,7 +9,7 @@ from tools.mutants.mutant import Mutant
 HANDOVER: Final = "tests/client/consumer/test_rebalance.py"
 MEMBERSHIP: Final = "tests/client/consumer/test_membership.py"
 CONSUMING: Final = "tests/client/consumer/test_core.py"
-PROCESSED: Final = "tests/client/test_processed.py"
+PROCESSED: Final = "tests/client/test_acked.py"
 SCENARIOS: Final = "tests/client/test_group_scenarios.py"
 
 _HANDOVER = "tfmq/client/consumer/rebalance.py"
@@ -75,7 +75,7 @@ HANDING_OVER: Final = (
         _HANDOVER,
         ("        self._revoked[name] = self._link.now()\n        self._positions.ack_trackers.revoke(name)\n"),
         "        self._revoked[name] = self._link.now()\n",
-        ["tests/client/worker/test_running.py::test_nothing_more_of_a_partition_that_is_to_go_begins"],
+        ["tests/client/worker/test_runner.py::test_nothing_more_of_a_partition_that_is_to_go_begins"],
     ),
     Mutant(
         "loss-not-passed-to-on-revoked",
@@ -127,7 +127,7 @@ HANDING_OVER: Final = (
         _ASSIGNMENT,
         "                    self._stop_reading(name)\n                    handover.revoke(name)\n",
         "                    handover.revoke(name)\n",
-        [HANDOVER, SCENARIOS, "tests/client/worker/test_running.py"],
+        [HANDOVER, SCENARIOS, "tests/client/worker/test_runner.py"],
     ),
     Mutant(
         "lost-partition-is-read-on",

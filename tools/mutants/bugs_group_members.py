@@ -6,11 +6,11 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-GROUPS: Final = "tests/broker/groups/test_groups.py"
+GROUPS: Final = "tests/broker/groups/test_assignment.py"
 OFFSETS: Final = "tests/broker/groups/test_offset_commands.py"
 ROLL: Final = "tests/broker/groups/test_coordinator.py"
-WAITS: Final = "tests/broker/groups/test_group_waits.py"
-WATCH: Final = "tests/broker/groups/test_group_watch.py"
+WAITS: Final = "tests/broker/groups/test_heartbeats.py"
+WATCH: Final = "tests/broker/groups/test_session_timeout.py"
 MEMBER: Final = "tests/broker/groups/test_group.py"
 STRATEGIES: Final = "tests/broker/groups/test_assignors.py"
 DESCRIPTIONS: Final = "tests/broker/groups/test_group.py"

@@ -14,7 +14,7 @@ SCENARIOS: Final = "tests/client/test_group_scenarios.py"
 START: Final = "tests/client/consumer/test_options.py"
 POSITIONS: Final = "tests/client/consumer/test_positions.py"
 OPTIONS: Final = "tests/client/consumer/test_options.py"
-GOING: Final = "tests/client/consumer/test_going_back.py"
+GOING: Final = "tests/client/consumer/test_redelivery_after_rollback.py"
 
 _ASSIGNMENT = "tfmq/client/consumer/assignment.py"
 _START_POSITION = "tfmq/client/consumer/start_position.py"

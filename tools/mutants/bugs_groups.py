@@ -7,10 +7,10 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 GROUP: Final = "tests/broker/groups/test_group.py"
-GROUPS: Final = "tests/broker/groups/test_groups.py"
+GROUPS: Final = "tests/broker/groups/test_assignment.py"
 OFFSETS: Final = "tests/broker/groups/test_offset_commands.py"
 ROLL: Final = "tests/broker/groups/test_coordinator.py"
-WATCH: Final = "tests/broker/groups/test_group_watch.py"
+WATCH: Final = "tests/broker/groups/test_session_timeout.py"
 
 _GROUP = "tfmq/broker/groups/group.py"
 _GROUPS = "tfmq/broker/groups/coordinator.py"

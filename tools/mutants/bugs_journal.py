@@ -16,8 +16,8 @@ ENUMERATION: Final = (
 )
 
 REPAIR: Final = "tests/journal/fsck/test_log_repair.py"
-SURVEY: Final = "tests/journal/fsck/test_log_verify.py"
-VERIFY: Final = "tests/journal/fsck/test_verify.py"
+SURVEY: Final = "tests/journal/fsck/test_segment_scan.py"
+VERIFY: Final = "tests/journal/fsck/test_log_verify.py"
 DATA_REPAIR: Final = "tests/broker/test_data_repair.py"
 
 CHECKS: Final = (
@@ -109,7 +109,7 @@ CHECKS: Final = (
             " checkpoint.durable):\n"
         ),
         "            elif checkpoint is not None and checkpoint.first < checkpoint.durable:\n",
-        ["tests/journal/fsck/test_verify.py"],
+        ["tests/journal/fsck/test_log_verify.py"],
     ),
     Mutant(
         "a-trailer-s-id-is-believed-before-a-checksum",

@@ -7,7 +7,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 POLLS: Final = "tests/broker/test_fetch.py"
-GROUPS: Final = "tests/broker/groups/test_groups.py"
+GROUPS: Final = "tests/broker/groups/test_assignment.py"
 OFFSETS: Final = "tests/broker/groups/test_offsets.py"
 CHANGES: Final = "tests/broker/test_topic_admin.py"
 STARTUP: Final = "tests/broker/test_startup.py"

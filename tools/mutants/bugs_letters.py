@@ -11,7 +11,7 @@ SHELF: Final = "tests/dead_letters/test_store.py"
 STORE: Final = "tests/dead_letters/test_sql_store.py"
 TABLE: Final = "tests/dead_letters/test_sql_store.py"
 KEEPING: Final = "tests/dead_letters/test_store.py"
-RUNNING: Final = "tests/client/worker/test_running.py"
+RUNNING: Final = "tests/client/worker/test_runner.py"
 RETRYING: Final = "tests/dead_letters/test_retry_loop.py"
 REDRIVE: Final = "tests/dead_letters/test_redrive.py"
 TOPIC: Final = "tests/dead_letters/test_topic_store.py"
@@ -39,7 +39,7 @@ KEPT: Final = (
             "        if job.ack_tracker is not None:\n"
             "            job.ack_tracker.ack(message)\n"
         ),
-        ["tests/client/worker/test_running.py::test_a_store_that_fails_holds_the_offset_and_calls_no_handler_again"],
+        ["tests/client/worker/test_runner.py::test_a_store_that_fails_holds_the_offset_and_calls_no_handler_again"],
     ),
     Mutant(
         "message-can-be-two-dead-letters",
@@ -64,7 +64,7 @@ KEPT: Final = (
         _STORE,
         "                if not isinstance(failed.__cause__, IntegrityError):\n                    raise\n",
         "                if failed:\n                    raise\n",
-        [f"{STORE}::test_many_threads_that_keep_the_same_make_one_letter_each"],
+        [f"{STORE}::test_many_threads_that_keep_the_same_make_one_dead_letter_each"],
     ),
     Mutant(
         "what-ended-is-never-forgotten",
@@ -88,7 +88,7 @@ KEPT: Final = (
         _STORE,
         "        query = select(COLUMNS.id).where(COLUMNS.group_name == group, COLUMNS.broker == broker)\n",
         "        query = select(COLUMNS.id).where(COLUMNS.broker == broker)\n",
-        [f"{KEEPING}::test_another_groups_letters_are_not_taken"],
+        [f"{KEEPING}::test_another_groups_dead_letters_are_not_taken"],
     ),
     Mutant(
         "put-off-dead-letter-comes-at-once",
@@ -147,7 +147,7 @@ KEPT: Final = (
         _REDRIVE,
         "        if self._request.force or letter.broker == self.report.broker:\n",
         "        if self._request.force or letter.broker:\n",
-        [f"{REDRIVE}::test_letters_of_another_broker_are_left_unless_they_are_forced"],
+        [f"{REDRIVE}::test_dead_letters_of_another_broker_are_left_unless_they_are_forced"],
     ),
     Mutant(
         "brokers-share-the-default-store",

@@ -7,12 +7,12 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 FILE: Final = "tests/offsets/test_file.py"
-TABLE: Final = "tests/offsets/test_table.py"
+TABLE: Final = "tests/offsets/test_sql_statements.py"
 DATABASE: Final = "tests/offsets/test_sql.py"
 SESSIONS: Final = "tests/sql/test_offsets.py"
 CONFLICTS: Final = "tests/sql/test_offset_conflicts.py"
 NODES: Final = "tests/zookeeper/test_offsets.py"
-MEMBER: Final = "tests/zookeeper/test_coordinator.py"
+MEMBER: Final = "tests/zookeeper/test_group_coordinator.py"
 RUNNER: Final = "tests/zookeeper/test_session.py"
 REQUESTS: Final = "tests/zookeeper/test_session.py"
 REGISTRY: Final = "tests/zookeeper/test_registration.py"

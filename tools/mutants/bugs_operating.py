@@ -214,7 +214,7 @@ OPERATING: Final = (
         "tfmq/client/send/partition_sender.py",
         ("        if batch.attempts <= 1 and not batch.rerouted_from_partitions:\n            moving.append(batch)\n"),
         ("        if not batch.rerouted_from_partitions:\n            moving.append(batch)\n"),
-        ["tests/client/send/test_stream.py"],
+        ["tests/client/send/test_partition_sender.py"],
     ),
     Mutant(
         "keys-sent-to-other-partitions",
@@ -222,7 +222,7 @@ OPERATING: Final = (
         "tfmq/client/send/accumulator.py",
         "            if batch.rerouted_from_partitions not in (0, len(topic.partitions)):\n",
         "            if batch.rerouted_from_partitions < 0:\n",
-        ["tests/client/send/test_stream.py"],
+        ["tests/client/send/test_partition_sender.py"],
     ),
     Mutant(
         "hang-up-ends-the-server",

@@ -8,7 +8,7 @@ from tools.mutants.mutant import Mutant
 
 PROCESSES: Final = "tests/cli/test_worker.py"
 REDRIVING: Final = "tests/cli/test_dlq.py"
-RUNS: Final = "tests/test_runs.py"
+RUNS: Final = "tests/test_consumer_base.py"
 
 
 _PROCESSES = "tfmq/cli/worker.py"
@@ -62,7 +62,7 @@ PROGRAMS: Final = (
         _RUNS,
         '    if options.commits == "before" and order != "partition":\n',
         '    if options.commits == "before" and order == "none":\n',
-        [RUNS, "tests/client/test_processed_run.py::test_before_needs_the_order_of_partitions"],
+        [RUNS, "tests/client/test_acked_run.py::test_before_needs_the_order_of_partitions"],
     ),
     Mutant(
         "one-call-too-few-in-the-store",
@@ -71,7 +71,7 @@ PROGRAMS: Final = (
         "        calls_max=options.retries + 1,\n",
         "        calls_max=options.retries,\n",
         [
-            "tests/client/worker/test_running.py::"
+            "tests/client/worker/test_runner.py::"
             "test_a_failing_message_is_called_again_with_growing_pauses_then_it_is_a_dead_letter"
         ],
     ),
@@ -83,7 +83,7 @@ PROGRAMS: Final = (
         "    if group is None and not where:\n",
         [
             "tests/client/consumer/test_options.py",
-            "tests/client/worker/test_running.py::test_without_a_group_there_is_no_store_and_one_that_is_named_is_refused",
+            "tests/client/worker/test_runner.py::test_without_a_group_there_is_no_store_and_one_that_is_named_is_refused",
         ],
     ),
     Mutant(
@@ -120,7 +120,7 @@ PROGRAMS: Final = (
         ),
         "",
         [
-            "tests/testing/test_asynchronous.py::test_a_method_that_another_loop_calls_is_refused_and_changes_nothing",
+            "tests/testing/test_asyncio_driver.py::test_a_method_that_another_loop_calls_is_refused_and_changes_nothing",
             "tests/testing/test_twisted_driver.py::test_what_another_thread_calls_is_refused_and_changes_nothing",
         ],
     ),

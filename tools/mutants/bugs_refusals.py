@@ -27,7 +27,7 @@ FOLDERS: Final = (
         "tfmq/data_dir.py",
         "                if is_partition_folder(children(name)):\n",
         "                if children(name) is not None:\n",
-        ["tests/test_data_folder.py"],
+        ["tests/test_data_dir.py"],
     ),
     Mutant(
         "what-may-not-be-looked-at-is-missing",
@@ -70,7 +70,7 @@ HANDLERS: Final = (
         "tfmq/client/worker/thread_runner.py",
         "                check_result(found)\n",
         "",
-        ["tests/client/worker/test_running.py::test_a_handler_whose_body_did_not_run_has_failed"],
+        ["tests/client/worker/test_runner.py::test_a_handler_whose_body_did_not_run_has_failed"],
     ),
     Mutant(
         "messages-taken-from-the-handlers-of-a-run",
@@ -78,7 +78,7 @@ HANDLERS: Final = (
         "tfmq/client/consumer/ack_tracker.py",
         ("        if self.is_run_active:\n            raise NotAllowed(\n"),
         ("        if self.is_run_active and False:\n            raise NotAllowed(\n"),
-        ["tests/client/worker/test_running.py::test_within_a_run_no_other_caller_is_handed_messages"],
+        ["tests/client/worker/test_runner.py::test_within_a_run_no_other_caller_is_handed_messages"],
     ),
     Mutant(
         "what-is-to-be-awaited-is-a-yes",
@@ -121,7 +121,7 @@ CONSUMERS: Final = (
         _AWAY,
         "        if unsaved:\n",
         "        if unsaved and self._link.state == 'ready':\n",
-        ["tests/client/worker/test_runner.py"],
+        ["tests/client/worker/test_run_end.py"],
     ),
     Mutant(
         "a-broker-that-came-back-is-still-away",
@@ -129,7 +129,7 @@ CONSUMERS: Final = (
         _AWAY,
         ("        if self._link.state == READY:\n            self._since = None\n            return False\n"),
         "",
-        ["tests/client/worker/test_runner.py"],
+        ["tests/client/worker/test_run_end.py"],
     ),
     Mutant(
         "stop-of-a-coroutine-that-awaits-nothing-comes-too-late",
@@ -147,7 +147,7 @@ CONSUMERS: Final = (
         "tfmq/zookeeper/group_coordinator.py",
         "    return time.monotonic() if clock is None else time.clock_gettime(clock)\n",
         "    return time.monotonic()\n",
-        ["tests/zookeeper/test_coordination.py::test_a_machine_that_slept_is_sure_of_nothing"],
+        ["tests/zookeeper/test_group_membership.py::test_a_machine_that_slept_is_sure_of_nothing"],
     ),
 )
 
@@ -158,7 +158,7 @@ PLACES: Final = (
         "tfmq/dead_letters/sql_store.py",
         "        if is_permanent_error(error, self.path):\n",
         "        if is_permanent_error(error):\n",
-        ["tests/dead_letters/test_sql_store.py::test_where_no_letter_can_ever_be_kept_no_caller_waits"],
+        ["tests/dead_letters/test_sql_store.py::test_where_no_dead_letter_can_ever_be_kept_no_caller_waits"],
     ),
     Mutant(
         "a-run-goes-on-with-a-store-without-hope",
@@ -166,7 +166,7 @@ PLACES: Final = (
         "tfmq/dead_letters/retry_loop.py",
         "            except StoreUnusable:\n                raise\n",
         "",
-        ["tests/test_runs.py::test_a_store_that_can_keep_nothing_ends_the_run_before_any_call"],
+        ["tests/test_consumer_base.py::test_a_store_that_can_keep_nothing_ends_the_run_before_any_call"],
     ),
     Mutant(
         "too-many-open-files-are-for-good",
@@ -182,7 +182,7 @@ PLACES: Final = (
         "tfmq/data_dir.py",
         "    others = [name for name in names if name not in IGNORED_NAMES]\n",
         '    others = [name for name in names if name not in IGNORED_NAMES and "." not in name]\n',
-        ["tests/test_data_folder.py"],
+        ["tests/test_data_dir.py"],
     ),
     Mutant(
         "a-password-among-the-options-is-shown",
@@ -190,7 +190,7 @@ PLACES: Final = (
         _URLS,
         r'    return _OPTION.sub(r"\1***", masked)' + "\n",
         "    return masked\n",
-        ["tests/test_urls.py"],
+        ["tests/offsets/test_storage.py"],
     ),
     Mutant(
         "a-password-with-an-at-is-shown-in-part",
@@ -198,7 +198,7 @@ PLACES: Final = (
         _URLS,
         '''r"//([^:/@]*):.*@"''',
         '''r"//([^:/@]*):[^@]*@"''',
-        ["tests/test_urls.py"],
+        ["tests/offsets/test_storage.py"],
     ),
 )
 
@@ -230,7 +230,7 @@ DERIVED: Final = (
         "tfmq/broker/startup.py",
         "        log_recovery(partition.log, damage=False)  # the result of the repair is logged below\n",
         "        log_recovery(partition.log)  # the result of the repair is logged below\n",
-        ["tests/broker/test_startup.py::test_arrivals_that_lost_their_end_are_reported_once_as_mended"],
+        ["tests/broker/test_startup.py::test_arrivals_that_lost_their_end_are_reported_once_as_repaired"],
     ),
 )
 

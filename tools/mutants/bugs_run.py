@@ -6,8 +6,8 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-RUNNING: Final = "tests/client/worker/test_running.py"
-PROCESSED: Final = "tests/client/test_processed_run.py"
+RUNNING: Final = "tests/client/worker/test_runner.py"
+PROCESSED: Final = "tests/client/test_acked_run.py"
 QUEUES: Final = "tests/client/worker/test_ordered_queues.py"
 BACKOFF: Final = "tests/test_backoff.py"
 

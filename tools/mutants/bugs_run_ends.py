@@ -6,11 +6,11 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-RUNNING: Final = "tests/client/worker/test_running.py"
-PROCESSED: Final = "tests/client/test_processed_run.py"
+RUNNING: Final = "tests/client/worker/test_runner.py"
+PROCESSED: Final = "tests/client/test_acked_run.py"
 TASKS: Final = "tests/client/worker/test_asyncio_runner.py"
 DEFERREDS: Final = "tests/client/worker/test_twisted_runner.py"
-SIGNALS: Final = "tests/client/worker/test_runner.py"
+SIGNALS: Final = "tests/client/worker/test_run_end.py"
 HANDLING: Final = "tests/client/worker/test_message_context.py"
 LISTENERS: Final = "tests/client/worker/test_listeners.py"
 STEERING: Final = "tests/client/worker/test_listeners.py"

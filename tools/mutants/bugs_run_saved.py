@@ -6,8 +6,8 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-RUNNING: Final = "tests/client/worker/test_running.py"
-PROCESSED: Final = "tests/client/test_processed_run.py"
+RUNNING: Final = "tests/client/worker/test_runner.py"
+PROCESSED: Final = "tests/client/test_acked_run.py"
 LEDGER: Final = "tests/client/consumer/test_positions.py"
 POSITIONS: Final = "tests/client/consumer/test_positions.py"
 
@@ -135,7 +135,7 @@ SAVED: Final = (
         _RUNNING,
         "        core.suspended = {each.name for each in ledgers if each.unacked_bytes >= UNACKED_BYTES_MAX}\n",
         "        core.suspended = set()\n",
-        [f"{RUNNING}::test_a_partition_with_a_stuck_message_is_read_no_further_than_its_window"],
+        [f"{RUNNING}::test_a_partition_with_a_blocked_message_is_read_no_further_than_its_limit"],
     ),
 )
 

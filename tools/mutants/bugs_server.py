@@ -10,7 +10,7 @@ FRAMES: Final = "tests/protocol/test_frames.py"
 SESSION: Final = "tests/server/test_session.py"
 TRANSPORT: Final = "tests/server/test_transport.py"
 SERVICE: Final = "tests/server/test_server.py"
-PACKING: Final = "tests/test_packing.py"
+PACKING: Final = "tests/test_bounded_msgpack.py"
 
 SERVER: Final = (
     Mutant(
@@ -227,7 +227,7 @@ SERVER: Final = (
         "tfmq/server/reactor.py",
         "        if not self._threads:\n",
         "        if not self._threads and not self._short_told:\n",
-        ["tests/server/test_workers.py::test_work_is_done_also_where_no_more_threads_can_be_started"],
+        ["tests/server/test_worker_threads.py::test_work_is_done_also_where_no_more_threads_can_be_started"],
     ),
     Mutant(
         "a-stop-without-memory-hangs",

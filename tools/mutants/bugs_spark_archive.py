@@ -7,7 +7,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 ARCHIVING: Final = "tests/spark/pipelines/test_archive.py"
-REPLAYING: Final = "tests/spark/pipelines/test_replaying.py"
+REPLAYING: Final = "tests/spark/pipelines/test_replay_run.py"
 REPLAY_PLAN: Final = "tests/spark/pipelines/test_replay.py"
 HOUR_FILES: Final = "tests/spark/pipelines/test_parquet_files.py"
 MANIFEST: Final = "tests/spark/pipelines/test_manifest.py"

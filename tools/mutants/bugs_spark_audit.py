@@ -11,7 +11,7 @@ CHAIN: Final = "tests/spark/pipelines/test_audit_check.py"
 JUDGING: Final = "tests/spark/pipelines/test_audit_compare.py"
 JOURNAL: Final = "tests/spark/pipelines/test_audit_journal.py"
 PLAN: Final = "tests/spark/pipelines/test_audit_plan.py"
-LOCATING: Final = "tests/spark/pipelines/test_audit_locating.py"
+LOCATING: Final = "tests/spark/pipelines/test_audit_repeats.py"
 FACTS: Final = "tests/spark/pipelines/test_audit_check.py"
 CATALOG: Final = "tests/spark/pipelines/test_audit_plan.py"
 ROWS: Final = "tests/spark/pipelines/test_reconcile.py"
@@ -56,7 +56,7 @@ SEGMENTS: Final = (
         "tfmq/spark/pipelines/audit_check.py",
         "        if self.piece.is_last and end and first >= self.log.durable_offset:\n",
         "        if False:\n",
-        [f"{PIECE}::test_the_tail_after_the_forced_mark_is_no_damage"],
+        [f"{PIECE}::test_the_tail_after_the_durable_offset_is_no_damage"],
     ),
     Mutant(
         "audit-places-may-go-back",
@@ -72,7 +72,7 @@ SEGMENTS: Final = (
         "tfmq/spark/pipelines/audit_plan.py",
         "        return decode_trailer(data, 0, log_id).next == segment.base + position\n",
         "        return len(data) > 0\n",
-        [f"{PLAN}::test_no_piece_begins_where_a_control_record_is_damaged"],
+        [f"{PLAN}::test_no_piece_begins_where_a_block_trailer_is_damaged"],
     ),
     Mutant(
         "audit-missing-segment-between-files-unseen",

@@ -10,7 +10,7 @@ WIRE: Final = "tests/spark/test_wire_reader.py"
 FOLDER: Final = "tests/spark/test_file_reader.py"
 TOPICS: Final = "tests/spark/test_file_reader.py"
 ONLOOKER: Final = "tests/journal/log/test_readonly.py"
-RUNS: Final = "tests/journal/log/test_run_index.py"
+RUNS: Final = "tests/journal/log/test_on_disk_index.py"
 
 SPARK_LOGS: Final = (
     Mutant(

@@ -15,7 +15,7 @@ PART: Final = "tests/client/transaction/test_commit_group.py"
 SETTINGS: Final = "tests/spark/test_settings.py"
 STOPPING: Final = "tests/spark/test_stopping_broker.py::test_so_are_the_tasks_of_a_sink_and_the_verdict"
 STREAM_SINK: Final = "tests/spark/test_stream_sink.py"
-TASK: Final = "tests/spark/test_task_writing.py"
+TASK: Final = "tests/spark/test_sink_commit.py"
 
 LARGE: Final = "a task may be larger and slower than one transaction may be"
 ONCE: Final = "each batch is stored once in its topics"

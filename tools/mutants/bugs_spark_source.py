@@ -10,7 +10,7 @@ PLANNING: Final = "tests/spark/test_planner.py"
 GAPS: Final = "tests/spark/test_planning_gaps.py"
 PLACES: Final = "tests/spark/test_offsets.py"
 STREAM: Final = "tests/spark/test_stream_reader.py"
-TASKS: Final = "tests/spark/test_tasks.py"
+TASKS: Final = "tests/spark/test_range_reader.py"
 
 STOPPING: Final = "tests/spark/test_stopping_broker.py"
 

@@ -6,9 +6,9 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-ASKING: Final = "tests/sql/test_asking.py"
+ASKING: Final = "tests/sql/test_check_back.py"
 BROKER: Final = "tests/sql/test_session.py"
-LOST: Final = "tests/sql/test_lost_answers.py"
+LOST: Final = "tests/sql/test_lost_replies.py"
 COURSE: Final = "tests/sql/test_commit_protocol.py"
 DATABASE: Final = "tests/sql/test_database.py"
 DECISION: Final = "tests/sql/test_in_doubt.py"

@@ -7,13 +7,13 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 FILE: Final = "tests/offsets/test_file.py"
-TABLE: Final = "tests/offsets/test_table.py"
+TABLE: Final = "tests/offsets/test_sql_statements.py"
 STORED: Final = "tests/offsets/test_storage.py"
 OFFSETS: Final = "tests/client/consumer/test_offset_commit.py"
 STORAGE: Final = "tests/client/consumer/test_external_offsets.py"
 SESSIONS: Final = "tests/sql/test_offsets.py"
-MEMBER: Final = "tests/zookeeper/test_coordinator.py"
-RANGES: Final = "tests/zookeeper/test_group_coordinator.py"
+MEMBER: Final = "tests/zookeeper/test_group_coordinator.py"
+RANGES: Final = "tests/zookeeper/test_range_assignment.py"
 LAYOUT: Final = "tests/zookeeper/test_paths.py"
 ROW: Final = "tests/zookeeper/test_offsets.py"
 REGISTRY: Final = "tests/zookeeper/test_registration.py"

@@ -8,8 +8,8 @@ from tools.mutants.mutant import Mutant
 
 WORLD: Final = "tests/testing/test_simulation.py"
 BROKER: Final = "tests/testing/test_broker.py"
-DRAINING: Final = "tests/testing/test_draining.py"
-LOOPS: Final = "tests/testing/test_asynchronous.py"
+DRAINING: Final = "tests/testing/test_drain.py"
+LOOPS: Final = "tests/testing/test_asyncio_driver.py"
 PLUGIN: Final = "tests/testing/test_plugin.py"
 WIRE: Final = "tests/testing/test_wire.py"
 
@@ -82,7 +82,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
         "tfmq/testing/planned_faults.py",
         "        else:\n            reply.error(fault.error)\n",
         ("        else:\n            engine.handle(request, body, ErrorReplacingReply(reply, fault.error), session)\n"),
-        [BROKER, "tests/testing/test_faults.py"],
+        [BROKER, "tests/testing/test_planned_faults.py"],
     ),
     Mutant(
         "a-planned-error-stays",
@@ -90,7 +90,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
         "tfmq/testing/planned_faults.py",
         "        self._planned.remove(fault)\n",
         "",
-        [BROKER, "tests/testing/test_faults.py"],
+        [BROKER, "tests/testing/test_planned_faults.py"],
     ),
     Mutant(
         "draining-hides-what-the-handler-raised",
@@ -171,7 +171,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
         "tfmq/testing/planned_faults.py",
         "            engine.handle(request, body, ErrorReplacingReply(reply, fault.error), session)\n",
         "            reply.error(fault.error)\n",
-        ["tests/testing/test_faults.py", BROKER],
+        ["tests/testing/test_planned_faults.py", BROKER],
     ),
     Mutant(
         "any-word-can-be-made-to-fail",
@@ -179,6 +179,6 @@ TESTING: Final[tuple[Mutant, ...]] = (
         "tfmq/testing/planned_faults.py",
         "        if command.name.lower() == what and command.request.shape is not Hello:\n",
         "        if command.name.lower().startswith(what[:1]):\n",
-        ["tests/testing/test_faults.py"],
+        ["tests/testing/test_planned_faults.py"],
     ),
 )

@@ -9,7 +9,7 @@ from tools.mutants.mutant import Mutant
 ENTRY: Final = "tests/journal/wal/test_entry.py"
 FILE: Final = "tests/journal/wal/test_file.py"
 FILES: Final = "tests/journal/wal/test_file.py"
-SNAPSHOT: Final = "tests/journal/wal/test_journal_snapshot.py"
+SNAPSHOT: Final = "tests/journal/wal/test_snapshot.py"
 CHECKPOINT: Final = "tests/journal/wal/test_checkpoint.py"
 RECOVERY: Final = "tests/journal/wal/test_recovery_rules.py"
 OPENING: Final = "tests/journal/wal/test_recovery.py"

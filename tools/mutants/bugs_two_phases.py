@@ -8,12 +8,12 @@ from tools.mutants.mutant import Mutant
 from tools.rigs.postgresql import programs
 
 COURSE: Final = "tests/sql/test_commit_protocol.py"
-LOST: Final = "tests/sql/test_lost_answers.py"
+LOST: Final = "tests/sql/test_lost_replies.py"
 DECISION: Final = "tests/sql/test_in_doubt.py"
 JOINING: Final = "tests/sql/test_session.py"
 LEFTOVERS: Final = "tests/sql/test_recovery.py"
 PREPARED: Final = "tests/sql/test_in_doubt.py"
-WATCHING: Final = "tests/sql/test_watching.py"
+WATCHING: Final = "tests/sql/test_recovery_scanner.py"
 
 _TWO_PHASES: Final = (
     Mutant(

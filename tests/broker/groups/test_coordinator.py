@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.broker.group_rig import Seat
+from tests.broker.group_member import Seat
 from tests.broker.helpers import Answer, Broker
 from tfmq.protocol.commands import CommitOffsets, JoinGroup, LeaveGroup, ReadOffsets
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.broker.group_rig import Seat, seats
+from tests.broker.group_member import Seat, seats
 from tests.broker.helpers import Answer, Broker, Session
 from tfmq.broker.catalog_state import GROUP_OWNERS, OWNERS_EXPIRED, CatalogState, Key, PartitionOwner
 from tfmq.broker.groups.group import Group, GroupSubscription, Member, OwnerChanges, ParkedHeartbeat

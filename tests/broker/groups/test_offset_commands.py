@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.broker.group_rig import Seat, seats
+from tests.broker.group_member import Seat, seats
 from tests.broker.helpers import Broker, Session
 from tfmq.protocol.commands import (
     CommitOffsets,

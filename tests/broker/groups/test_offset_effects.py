@@ -54,7 +54,7 @@ def test_the_place_survives_with_the_offsets_and_an_older_entry_changes_nothing(
     assert again.saved() == {("orders", 0): 300}
 
 
-def test_what_comes_in_a_turn_is_one_append_and_asks_for_no_force() -> None:
+def test_what_comes_in_a_turn_is_one_append_and_asks_for_no_fsync() -> None:
     broker = Broker(queued=True)
     broker.create()
     catalog, forcer = broker.engine.broker.catalog, broker.engine.broker.forcer

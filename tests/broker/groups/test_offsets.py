@@ -22,7 +22,7 @@ def broker() -> Broker:
     return made
 
 
-def test_a_commit_is_answered_once_it_is_forced() -> None:
+def test_a_commit_is_answered_once_it_is_fsynced() -> None:
     broker = Broker(queued=True)
     broker.create()
     member = broker.join()
@@ -33,7 +33,7 @@ def test_a_commit_is_answered_once_it_is_forced() -> None:
     assert answer.committed == 1
 
 
-def test_many_commits_share_a_force() -> None:
+def test_many_commits_share_an_fsync() -> None:
     broker = Broker(queued=True)
     broker.create()
     members = [broker.join(f"group{n}") for n in range(20)]

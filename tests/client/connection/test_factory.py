@@ -82,7 +82,7 @@ def test_an_address_that_makes_no_sense_is_refused_as_ever() -> None:
         make_client_parts("http://x", Driver)
 
 
-def test_every_face_comes_to_the_broker_in_the_process(house: House) -> None:
+def test_every_api_variant_comes_to_the_broker_in_the_process(house: House) -> None:
     faces: list[Any] = [tfmq.Producer, tfmq.Consumer, tfmq.Admin]
     faces += [tfmq.aio.Producer, tfmq.aio.Consumer, tfmq.aio.Admin]
     for face in faces:

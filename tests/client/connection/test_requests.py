@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.fake_broker import HOLD, LOSE, SWALLOW
 from tests.client.rig import Rig, sleep
-from tests.client.scripted import Broker, Script
+from tests.client.scripted_broker import Broker, Script
 from tfmq.client.connection.requests import (
     REFRESH_SECONDS,
     MetadataCache,

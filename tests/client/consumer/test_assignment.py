@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.client.scripted import Broker, Script
+from tests.client.scripted_broker import Broker, Script
 from tfmq.client.consumer.assignment import MISSING_SECONDS_MAX, NOTIFIED_REFRESH_SECONDS
 from tfmq.errors import BadRequest, Busy, NotSupported
 from tfmq.message import Ordinal

@@ -9,7 +9,7 @@ import pytest
 
 from tests.client.blocks import Bytes
 from tests.client.handling_rig import Bench
-from tests.client.scripted import Broker, Script
+from tests.client.scripted_broker import Broker, Script
 from tfmq.client.consumer.core import POLL_CHECKS_MAX, Lag
 from tfmq.errors import (
     BadRequest,
@@ -51,7 +51,7 @@ def offset_of(log: Bytes, n: int) -> int:
 # Processed
 
 
-def test_a_message_is_processed_when_the_next_one_is_asked_for(broker: Broker) -> None:
+def test_a_message_is_acked_when_the_next_one_is_asked_for(broker: Broker) -> None:
     log = filled(broker)
     script = Script(broker, group="g")
     loop = script.loop()
@@ -61,7 +61,7 @@ def test_a_message_is_processed_when_the_next_one_is_asked_for(broker: Broker) -
     assert broker.saved("g") == offset_of(log, 1)
 
 
-def test_a_message_is_processed_when_with_ends_without_an_exception(broker: Broker) -> None:
+def test_a_message_is_acked_when_with_ends_without_an_exception(broker: Broker) -> None:
     log = filled(broker)
     script = Script(broker, group="g")
     next(script.loop())
@@ -69,7 +69,7 @@ def test_a_message_is_processed_when_with_ends_without_an_exception(broker: Brok
     assert broker.saved("g") == offset_of(log, 1)
 
 
-def test_an_exception_or_a_bare_close_leaves_the_message_unprocessed(broker: Broker) -> None:
+def test_an_exception_or_a_bare_close_leaves_the_message_unacked(broker: Broker) -> None:
     log = filled(broker)
     script = Script(broker, group="g")
     loop = script.loop()
@@ -80,7 +80,7 @@ def test_an_exception_or_a_bare_close_leaves_the_message_unprocessed(broker: Bro
     assert next(again.loop()).payload == b"1"
 
 
-def test_a_polled_batch_is_processed_by_the_next_poll_only(broker: Broker) -> None:
+def test_a_polled_batch_is_acked_by_the_next_poll_only(broker: Broker) -> None:
     log = filled(broker)
     script = Script(broker, group="g")
     assert script.poll(count=2) == [b"0", b"1"]

@@ -105,7 +105,7 @@ def test_tombstones_have_no_payload_and_fillers_only_take_ordinals() -> None:
     assert found[1].next_offset == log.pieces[1].offset
 
 
-def test_a_control_block_without_records_gives_nothing_and_moves_on() -> None:
+def test_a_block_trailer_without_records_gives_nothing_and_moves_on() -> None:
     log = Bytes()
     log.append_records([], source_kind=4)
     log.append(b"a")
@@ -122,7 +122,7 @@ def test_records_before_the_wanted_offset_are_left_out() -> None:
     assert messages(log, skip_to=log.end - TRAILER_SIZE) == []
 
 
-def test_a_payload_that_is_a_control_record_is_a_payload() -> None:
+def test_a_payload_that_is_a_block_trailer_is_a_payload() -> None:
     log = Bytes()
     forged = encode_trailer(log.log_id, BlockTrailer(1, 20, 0, 0, 0, 0, 0, 0))
     log.append(b"before", forged, b"behind")
@@ -130,7 +130,7 @@ def test_a_payload_that_is_a_control_record_is_a_payload() -> None:
     assert [m.payload for m in messages(log)] == [b"before", forged, b"behind", *[forged] * 5]
 
 
-def test_records_as_long_as_a_control_record_are_distinguished() -> None:
+def test_records_as_long_as_a_block_trailer_are_distinguished() -> None:
     log = Bytes()
     log.append(*[b"x" * 80] * 30)
     log.append(*[b"y" * 80] * 30)
@@ -226,7 +226,7 @@ def test_what_a_newer_release_wrote_is_refused_clearly(flag: int, sentence: str)
     assert str(piece.offset) in str(error)
 
 
-def test_a_newer_control_record_is_refused_clearly() -> None:
+def test_a_newer_block_trailer_is_refused_clearly() -> None:
     log = Bytes()
     piece = log.append(b"a")
     control = bytearray(piece.data[-TRAILER_SIZE:])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.client.blocks import INCARNATION, Bytes
-from tests.client.scripted import Broker, Script, ScriptedLink, consumer_options
+from tests.client.scripted_broker import Broker, Script, ScriptedLink, consumer_options
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.fetcher import (
     FETCH_BYTES_LARGE,

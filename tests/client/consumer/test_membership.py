@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.scripted import Broker, Script, ScriptedLink, consumer_options
+from tests.client.scripted_broker import Broker, Script, ScriptedLink, consumer_options
 from tfmq.client.consumer.membership import ZOOKEEPER_CHECK_SECONDS, Membership, ZooKeeperMembership
 from tfmq.client.operation import BackgroundTasks, Event
 from tfmq.errors import Busy, NotAllowed

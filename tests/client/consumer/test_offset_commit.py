@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.scripted import Broker, Script, consumer_options
+from tests.client.scripted_broker import Broker, Script, consumer_options
 from tfmq.client.consumer.offset_commit import GroupOffsets
 from tfmq.client.consumer.positions import Positions
 from tfmq.client.operation import Executor, run_inline

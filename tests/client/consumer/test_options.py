@@ -14,7 +14,7 @@ import pytest
 
 import tfmq
 from tests.client.consumer.test_core import filled, offset_of
-from tests.client.scripted import Broker, Script, consumer_options
+from tests.client.scripted_broker import Broker, Script, consumer_options
 from tfmq.client.consumer.options import (
     EARLIEST,
     LATEST,
@@ -185,7 +185,7 @@ FACES = [tfmq.Consumer, tfmq.aio.Consumer, tfmq.twisted.Consumer]
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("function", [*FUNCTIONS, _generator, _generator_too])
-def test_a_filter_is_a_plain_function_in_every_face(face: Any, function: Any) -> None:
+def test_a_filter_is_a_plain_function_in_every_api_variant(face: Any, function: Any) -> None:
     with pytest.raises(BadRequest, match="where="):
         face("127.0.0.1:1", topics="orders", where=function)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.consumer.test_core import filled
-from tests.client.scripted import Broker, Script
+from tests.client.scripted_broker import Broker, Script
 from tfmq.errors import BadRequest
 
 

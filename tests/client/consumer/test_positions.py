@@ -48,21 +48,21 @@ def looped(made: Positions, ready: Batch, count: int) -> list[ReceivedMessage]:
     return ready.messages
 
 
-def test_the_message_in_work_is_not_processed() -> None:
+def test_the_message_in_work_is_not_acked() -> None:
     made, ready = positions(), batch()
     first, second, _ = looped(made, ready, 2)
     assert made.acked_position(A) == ReadPosition(second.offset, 1, 1)
     assert made.uncommitted_positions()[A].offset == first.next_offset
 
 
-def test_asking_for_the_next_processes_the_last_with_all_that_was_left_out_after_it() -> None:
+def test_asking_for_the_next_acks_the_last_with_all_that_was_left_out_after_it() -> None:
     made, ready = positions(), batch()
     looped(made, ready, 3)
     made.ack_delivered()
     assert made.acked_position(A) == ready.end_position
 
 
-def test_leaving_in_the_middle_without_an_error_processes_what_is_out_and_no_more() -> None:
+def test_leaving_in_the_middle_without_an_error_acks_what_is_out_and_no_more() -> None:
     made, ready = positions(), batch()
     _, second, third = list(looped(made, ready, 2))
     made.ack_delivered()
@@ -70,7 +70,7 @@ def test_leaving_in_the_middle_without_an_error_processes_what_is_out_and_no_mor
     assert made.ready_messages() == [third]
 
 
-def test_a_polled_batch_is_processed_by_the_next_poll() -> None:
+def test_a_polled_batch_is_acked_by_the_next_poll() -> None:
     made, ready = positions(), batch()
     made.set_ready_batch(ready)
     third = ready.messages[2]
@@ -202,7 +202,7 @@ def test_a_poll_inside_a_loop_takes_the_rest_and_ends_the_loop() -> None:
     assert seen == [b"0", b"1", b"2"]
 
 
-def test_with_manual_commits_nothing_is_processed_until_it_is_said() -> None:
+def test_with_manual_commits_nothing_is_acked_until_it_is_said() -> None:
     made, ready = positions(manual=True), batch()
     first, second, third = list(looped(made, ready, 3))
     made.ack_delivered()
@@ -230,7 +230,7 @@ def handed_to_handlers(manual: bool = False) -> tuple[Positions, list[ReceivedMe
     return made, messages
 
 
-def test_what_is_out_to_handlers_is_processed_up_to_the_lowest_unfinished() -> None:
+def test_what_is_out_to_handlers_is_acked_up_to_the_lowest_unfinished() -> None:
     made, (first, second, third) = handed_to_handlers()
     ledger = made.ack_trackers.get(A)
     assert ledger is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.client.consumer.test_core import filled, offset_of
-from tests.client.scripted import Broker, Script
+from tests.client.scripted_broker import Broker, Script
 from tests.client.transaction_rig import TransactionRig
 from tfmq.client.consumer.external_offsets import TransactionPositions, transaction_positions
 from tfmq.errors import BadRequest, Closed, Fenced, TransactionState

@@ -102,7 +102,7 @@ def test_many_threads_share_the_connection(client: Client, broker: FakeBroker) -
     assert len(broker.sessions) == 1
 
 
-def test_the_leader_passes_on_when_it_has_its_answer(client: Client, broker: FakeBroker) -> None:
+def test_the_polling_thread_passes_on_when_it_has_its_answer(client: Client, broker: FakeBroker) -> None:
     broker.plan(Ping, HOLD, HOLD, HOLD)
     client_done: list[int] = []
 
@@ -117,7 +117,7 @@ def test_the_leader_passes_on_when_it_has_its_answer(client: Client, broker: Fak
     assert sorted(client_done) == list(range(6))
 
 
-def test_a_leader_that_is_out_of_time_passes_on_too(client: Client, broker: FakeBroker) -> None:
+def test_a_polling_thread_that_is_out_of_time_passes_on_too(client: Client, broker: FakeBroker) -> None:
     client.ping()
     broker.plan(Ping, SWALLOW, HOLD)
     heard: list[str] = []
@@ -139,7 +139,7 @@ def test_a_leader_that_is_out_of_time_passes_on_too(client: Client, broker: Fake
     assert sorted(heard) == ["answered", "late"]
 
 
-def test_an_interrupt_in_the_leader_leaves_the_client_usable(client: Client, broker: FakeBroker) -> None:
+def test_an_interrupt_in_the_polling_thread_leaves_the_client_usable(client: Client, broker: FakeBroker) -> None:
     client.ping()
     broker.plan(Ping, HOLD)
     threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()

@@ -7,7 +7,7 @@ from tfmq.client.producer.delivery import AsyncDeliveryOwner, BlockingDeliveryOw
 from tfmq.errors import NotAllowed
 
 
-def test_each_face_refuses_the_other_ones_way() -> None:
+def test_each_api_variant_refuses_the_other_ones_way() -> None:
     core = CoreRig().core
     with pytest.raises(NotAllowed, match=r"tfmq\.aio"):
         BlockingDeliveryOwner(core).wait_async([])

@@ -107,7 +107,7 @@ def test_a_forked_child_has_nothing_of_its_parents(store: Outbox) -> None:
     assert len(store.read_oldest("orders", 0, 9, 1000)) == 2
 
 
-def test_every_commit_is_forced(store: Outbox) -> None:
+def test_every_commit_is_fsynced(store: Outbox) -> None:
     keep(store, b"a")
     database = store._database
     assert database is not None

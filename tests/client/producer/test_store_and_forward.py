@@ -207,7 +207,7 @@ def test_random_troubles(broker: SimulatedBroker, tmp_path: Path, seed: int) -> 
     assert kept_count(tmp_path / "store") == 0
 
 
-def test_where_the_broker_forgot_the_stream_the_log_decides(
+def test_where_the_broker_forgot_the_producer_sequence_the_log_decides(
     broker: SimulatedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with producer(broker, tmp_path / "store") as sender:

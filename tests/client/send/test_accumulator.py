@@ -310,7 +310,7 @@ def topic_of(rig: SenderRig) -> Topic:
     return topic
 
 
-def test_a_partition_has_a_stream_and_a_door_to_the_delayed_one(rig: SenderRig) -> None:
+def test_a_partition_has_a_sender_and_a_buffer_of_the_delayed_sender(rig: SenderRig) -> None:
     sender = rig.sender
     assert isinstance(sender.buffer_for(topic_of(rig), 0, False), PartitionSender)
     assert isinstance(sender.buffer_for(topic_of(rig), 0, True), DelayedPartitionBuffer)
@@ -318,7 +318,7 @@ def test_a_partition_has_a_stream_and_a_door_to_the_delayed_one(rig: SenderRig) 
 
 
 @pytest.mark.parametrize("delayed", [False, True])
-def test_an_entrance_is_that_of_one_incarnation(rig: SenderRig, delayed: bool) -> None:
+def test_a_partition_buffer_is_that_of_one_incarnation(rig: SenderRig, delayed: bool) -> None:
     sender, topic = rig.sender, topic_of(rig)
     same = sender.buffer_for(topic, 0, delayed)
     assert sender.buffer_for(topic, 0, delayed) is same
@@ -358,7 +358,7 @@ def test_plain_and_delayed_messages_without_a_key_do_not_share_a_batch(rig: Send
     assert rig.sender.shared_delayed["orders"] is later
 
 
-def test_what_could_not_go_in_time_fails_in_every_stream() -> None:
+def test_what_could_not_go_in_time_fails_in_every_sender() -> None:
     rig = SenderRig(batch_bytes=1, timeout=2.0)
     rig.settle(rig.send(b"0"), rig.send(b"0", delay=5))
     rig.broker.plan(Produce, *[HOLD] * 100)
@@ -369,7 +369,7 @@ def test_what_could_not_go_in_time_fails_in_every_stream() -> None:
     assert all(stream.idle for stream in rig.sender.senders())
 
 
-def test_a_dropped_stream_is_forgotten_once(rig: SenderRig) -> None:
+def test_a_dropped_partition_sender_is_removed_once(rig: SenderRig) -> None:
     streams, topic = rig.sender.partition_senders, topic_of(rig)
     stream = streams["orders", 0]
     rig.sender.remove_partition(stream)

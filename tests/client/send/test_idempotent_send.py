@@ -125,7 +125,7 @@ def test_a_gap_and_a_part_are_refused(broker: SimulatedBroker) -> None:
     assert texts(broker) == ["a"]
 
 
-def test_a_closed_stream_says_how_far_it_came_and_takes_nothing_more(broker: SimulatedBroker) -> None:
+def test_a_closed_producer_sequence_says_how_far_it_came_and_takes_nothing_more(broker: SimulatedBroker) -> None:
     sender, late = Sender(broker), None
     assert Sender(broker).close() == -1
     sender.send(0, "a", "b")

@@ -42,7 +42,7 @@ def visible(rig: TransactionRig) -> list[bytes]:
 
 
 @pytest.mark.parametrize("error", [SequenceGap(), UnknownProducer()])
-def test_a_frame_in_a_strange_stream_goes_again_in_a_fresh_one(rig: TransactionRig, error: Exception) -> None:
+def test_a_frame_in_an_unknown_sequence_goes_again_in_a_fresh_one(rig: TransactionRig, error: Exception) -> None:
     rig.broker.plan(Transact, error)  # type: ignore[arg-type]
     tx = rig.begin()
     delivery = rig.send(tx, b"a")
@@ -52,7 +52,7 @@ def test_a_frame_in_a_strange_stream_goes_again_in_a_fresh_one(rig: TransactionR
     assert delivery.result().message_id >> 24 == second.producer_id
 
 
-def test_a_frame_that_may_be_done_never_goes_in_another_stream(rig: TransactionRig) -> None:
+def test_a_frame_that_may_be_done_never_goes_in_another_sequence(rig: TransactionRig) -> None:
     rig.broker.plan(Transact, LOSE, UnknownProducer())
     tx = rig.begin()
     rig.send(tx, b"a")
@@ -92,7 +92,7 @@ def test_a_frame_is_sent_anew_as_often_as_it_is_lost(rig: TransactionRig) -> Non
     assert len({each.producer_id for each in rig.frames()}) == 4
 
 
-def test_a_broker_that_calls_every_stream_strange_is_reported(rig: TransactionRig) -> None:
+def test_a_broker_that_calls_every_sequence_unknown_is_reported(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.send(tx, b"a")
     rig.broker.plan(Transact, *[SequenceGap() for _ in range(SEQUENCES_TRIED)])
@@ -102,7 +102,7 @@ def test_a_broker_that_calls_every_stream_strange_is_reported(rig: TransactionRi
     assert rig.commit(tx) == "committed" and visible(rig) == [b"a"]
 
 
-def test_a_frame_sent_anew_whose_answer_is_lost_stays_in_its_stream(rig: TransactionRig) -> None:
+def test_a_frame_sent_anew_whose_answer_is_lost_stays_in_its_sequence(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.send(tx, b"a")
     rig.broker.plan(Transact, CUT, SequenceGap(), LOSE, UnknownProducer())
@@ -193,7 +193,7 @@ def test_one_that_was_taken_up_is_prepared_as_it_is(rig: TransactionRig) -> None
     assert other.commit(found) == "committed" and visible(rig) == [b"first"]
 
 
-def test_a_frame_that_does_not_fit_its_stream_goes_in_another_one(rig: TransactionRig) -> None:
+def test_a_frame_that_does_not_fit_its_sequence_goes_in_another_one(rig: TransactionRig) -> None:
     for number in range(2):
         tx = rig.begin()
         rig.send_many(tx, [b"x"] * 100)

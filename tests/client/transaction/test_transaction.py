@@ -70,7 +70,7 @@ def test_nothing_in_it_needs_no_broker(rig: TransactionRig) -> None:
     assert rig.broker.requests == []
 
 
-def test_one_stream_is_lent_to_one_transaction_after_the_other(rig: TransactionRig) -> None:
+def test_one_producer_sequence_is_lent_to_one_transaction_after_the_other(rig: TransactionRig) -> None:
     for number in range(3):
         tx = rig.begin()
         rig.send_many(tx, [b"%d" % number] * 2)
@@ -80,7 +80,7 @@ def test_one_stream_is_lent_to_one_transaction_after_the_other(rig: TransactionR
     assert [frame.batches[0].sequence for frame in rig.frames()] == [0, 2, 4]
 
 
-def test_transactions_at_the_same_time_have_streams_of_their_own(rig: TransactionRig) -> None:
+def test_transactions_at_the_same_time_have_producer_sequences_of_their_own(rig: TransactionRig) -> None:
     first, second = rig.begin(), rig.begin()
     rig.send(first, b"1"), rig.send(second, b"2")
     rig.broker.plan(Transact, HOLD)
@@ -91,7 +91,7 @@ def test_transactions_at_the_same_time_have_streams_of_their_own(rig: Transactio
     assert len({frame.producer_id for frame in rig.frames()}) == 2
 
 
-def test_plain_and_transactional_sends_never_share_a_stream(rig: TransactionRig) -> None:
+def test_plain_and_transactional_sends_never_share_a_producer_sequence(rig: TransactionRig) -> None:
     for number in range(3):
         message = rig.core.make_message("orders", b"plain")
         delivery = rig.run(rig.core.send("orders", message, b"plain"))

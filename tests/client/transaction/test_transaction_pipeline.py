@@ -109,7 +109,7 @@ def test_a_batch_whose_answer_never_comes_ends_it_and_nothing_is_done(rig: Trans
     assert caught.value.outcome == NOT_DONE and tx.state == "open"
 
 
-def test_a_strange_stream_is_replaced_before_anything_is_stored(rig: TransactionRig) -> None:
+def test_an_unknown_sequence_is_replaced_before_anything_is_stored(rig: TransactionRig) -> None:
     first = rig.begin()
     rig.send(first, b"x")
     rig.commit(first)
@@ -121,7 +121,7 @@ def test_a_strange_stream_is_replaced_before_anything_is_stored(rig: Transaction
     assert {each.producer_id for each in rig.requests(Produce)} > {known}
 
 
-def test_a_stream_that_was_forgotten_is_replaced_at_begin(rig: TransactionRig) -> None:
+def test_a_sequence_that_was_forgotten_is_replaced_at_begin(rig: TransactionRig) -> None:
     rig.broker.forgotten_ids.add(100)
     tx, _ = grown(rig)
     committed(rig, tx, large())
@@ -129,7 +129,7 @@ def test_a_stream_that_was_forgotten_is_replaced_at_begin(rig: TransactionRig) -
 
 
 @pytest.mark.parametrize("error", [SequenceGap(), UnknownProducer()])
-def test_a_stream_that_turns_strange_in_the_middle_ends_it(rig: TransactionRig, error: TfmqError) -> None:
+def test_a_sequence_that_gets_unknown_in_the_middle_ends_it(rig: TransactionRig, error: TfmqError) -> None:
     tx = rig.begin("order-42")
     rig.broker.plan(Produce, None, None, error)
     with pytest.raises(type(error), match="Nothing of it is visible") as caught:
@@ -138,7 +138,7 @@ def test_a_stream_that_turns_strange_in_the_middle_ends_it(rig: TransactionRig, 
     assert caught.value.outcome == NOT_DONE and rig.rollback(tx) == "rolled_back"
 
 
-def test_a_full_stream_is_followed_by_another_one(rig: TransactionRig) -> None:
+def test_a_full_sequence_is_followed_by_another_one(rig: TransactionRig) -> None:
     tx, pipeline = grown(rig)
     assert pipeline._sequence is not None
     pipeline._sequence.sequence = rig.broker.tx_streams[pipeline._sequence.producer_id] = (1 << 24) - 400
@@ -165,7 +165,7 @@ def test_a_begin_that_is_refused_is_reported_by_the_step(rig: TransactionRig) ->
     assert rig.rollback(tx) == "rolled_back"
 
 
-def test_its_stream_goes_back_to_the_pool_only_if_all_is_answered(rig: TransactionRig) -> None:
+def test_its_sequence_goes_back_to_the_pool_only_if_all_is_answered(rig: TransactionRig) -> None:
     tx, _ = grown(rig)
     rig.commit(tx)
     small = rig.begin()

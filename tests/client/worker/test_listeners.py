@@ -180,7 +180,7 @@ def test_they_are_public_names() -> None:
     assert str(Reject("no such customer")) == Reject("no such customer").reason == "no such customer"
 
 
-def test_logs_and_letters_show_the_names_that_people_write() -> None:
+def test_logs_and_dead_letters_show_the_names_that_people_write() -> None:
     for error in (Reject("no"), RetryLater(3600)):
         assert Failure.from_exception(error, 0).error.startswith(f"tfmq.{type(error).__name__}: ")
         assert type(pickle.loads(pickle.dumps(error))) is type(error)

@@ -77,7 +77,7 @@ def test_without_a_store_the_error_leaves_the_loop_when_its_calls_are_used_up(be
     assert called == ["a", "a"]
 
 
-def test_ctrl_c_leaves_it_unprocessed(bench: Bench) -> None:
+def test_ctrl_c_leaves_it_unacked(bench: Bench) -> None:
     def body(text: str, seen: list[str]) -> None:
         if text == "b":
             raise KeyboardInterrupt

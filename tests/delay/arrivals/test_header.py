@@ -175,7 +175,7 @@ def test_what_broker_time_is_ahead_by_is_kept_for_times_only() -> None:
         assert header.arrival_header(LOG, "o", delays, 272, ahead) == header.arrival_header(LOG, "o", delays, 272)
 
 
-def test_a_record_of_another_producer_is_no_note() -> None:
+def test_a_record_of_another_producer_is_no_arrival_header() -> None:
     payload = encode_header(ALL["times"])[HEADER_SIZE:]
     for id, flag in ((make_id(2, 1), 0), (make_id(3, 0), 0), (header.HEADER_ID, 1), (header.HEADER_ID, 1 << 16)):
         record = HEADER.pack(len(payload), crc32(payload), id, flag) + payload
@@ -221,11 +221,11 @@ def test_what_runs_when_garbage_is_collected_is_no_step_of_what_is_counted() -> 
 FORGED = encode_trailer(LOG_ID, BlockTrailer(3, 408, 0x40000040, DUE, 1, 2, 3, 4))
 
 
-def test_a_forged_control_record_would_be_seen() -> None:
+def test_a_forged_block_trailer_would_be_seen() -> None:
     assert contains_trailer_header(b"any" + FORGED, LOG_ID)
 
 
-def test_no_due_times_make_a_control_records_header() -> None:
+def test_no_due_times_make_a_block_trailers_header() -> None:
     """Its bytes as due times, from every place of it on, in every row of words."""
     source = FORGED * 2
     for start in range(len(FORGED)):
@@ -239,7 +239,7 @@ def test_no_due_times_make_a_control_records_header() -> None:
                 assert not contains_trailer_header(encode_header(made), LOG_ID)
 
 
-def test_no_neighbour_of_a_note_makes_a_control_records_header_with_it() -> None:
+def test_no_record_beside_an_arrival_header_makes_a_block_trailers_header_with_it() -> None:
     """For notes of all sizes around those whose length looks like a flag."""
     counts = [*range(1, 30), *range(2038, 2090, 1), *scaled_counts()]
     for count in counts:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from journal.errors import BeyondEnd, Corrupt
 from journal.filenames import segment_name
 from journal.record.block import blocks_of
-from tests.delay.arrived import FOLDER, ORDERS, START_MS, Rig, Sent, Wanted, body_of, messages, some
+from tests.delay.arrival_log_rig import FOLDER, ORDERS, START_MS, Rig, Sent, Wanted, body_of, messages, some
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded
 from tfmq.delay.arrivals import log
@@ -87,7 +87,7 @@ def test_offsets_are_where_the_records_lie(rig: Rig) -> None:
             assert rig.log.offset_of_ordinal(batch.first_number + n) == (batch.offsets[n], batch.first_number + n)
 
 
-def test_what_is_not_forced_is_read_only_if_asked_for() -> None:
+def test_what_is_not_fsynced_is_read_only_if_asked_for() -> None:
     rig = Rig()
     rig.send(some(5, 3))
     rig.log.force()
@@ -180,7 +180,9 @@ def test_damage_ends_a_reading_that_does_not_ask_for_it() -> None:
     assert (caught.value.first, caught.value.next) == (0, made.log.end_offset)
 
 
-def test_of_a_batch_over_blocks_the_sound_ones_stay_after_a_sound_note(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_a_batch_over_blocks_the_sound_ones_stay_after_a_sound_arrival_header(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A block in the middle costs its own records; the first one costs all, since it has the note."""
     made = Rig()
     (answer,) = made.send(some(5, 2000, size=100))
@@ -231,7 +233,7 @@ def test_damage_that_keeps_the_way_shut_ends_the_reading(monkeypatch: pytest.Mon
 # The note of a batch that is sent again
 
 
-def test_the_note_of_a_batch_is_found_by_its_first_number(rig: Rig) -> None:
+def test_the_arrival_header_of_a_batch_is_found_by_its_first_number(rig: Rig) -> None:
     generator = seeded("notes")
     pieces = list(log.read_batches(rig.log, 0, rig.log.end_offset))
     for piece in generator.sample(pieces, scaled(50)):
@@ -243,14 +245,14 @@ def test_the_note_of_a_batch_is_found_by_its_first_number(rig: Rig) -> None:
             assert found.dues.times[: len(piece.dues)] == piece.dues
 
 
-def test_no_other_number_has_a_note_before_it() -> None:
+def test_no_other_number_has_an_arrival_header_before_it() -> None:
     rig = Rig()
     rig.send(some(5, 3))
     assert header_before(rig.log, 1) is not None  # also before it is forced
     assert [header_before(rig.log, number) for number in (0, 2, 3, 4, 5, 100)] == [None] * 6
 
 
-def test_a_note_that_was_given_up_is_not_found() -> None:
+def test_an_arrival_header_that_was_given_up_is_not_found() -> None:
     rig = Rig()
     (first,) = rig.send(some(5, 3))
     (second,) = rig.send(some(5, 3))

@@ -21,7 +21,7 @@ from journal.record.batch import Batch, Source
 from journal.record.block import blocks_of
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import make_record
-from tests.delay.arrived import FOLDER, START_MS, Rig, Sent, Wanted, some
+from tests.delay.arrival_log_rig import FOLDER, START_MS, Rig, Sent, Wanted, some
 from tests.delay.steps import steps
 from tests.memory_bombs import NESTED_LISTS, refused_in_little_memory
 from tests.scale import scaled, seeded
@@ -129,7 +129,7 @@ def test_batches_of_one_append_stay_apart() -> None:
         assert (found.stored.first_ordinal, found.first_offset_walk) == (first, None)
 
 
-def test_notes_and_copies_have_no_sequence() -> None:
+def test_arrival_headers_and_copies_have_no_sequence() -> None:
     rig = Rig()
     rig.send(some(5, 4))
     rig.reschedule(rig.sent[1:3], [START_MS + 500, START_MS + 600])
@@ -169,7 +169,7 @@ def test_damage_among_copies_hides_nothing_that_comes_after() -> None:
     assert [again.producers.last_sequence(each) for each in (5, 6, 7)] == [2, 1, 0]
 
 
-def test_a_succession_closes_the_stream_over_all_topics() -> None:
+def test_a_succession_closes_the_sequence_over_all_topics() -> None:
     rig = Rig()
     rig.send(some(5, 2), some(5, 2)._replace(log_id=0x1100_0002, topic="bills"))
     rig.close_stream(5, 50)
@@ -328,7 +328,7 @@ def repaired(rig: Rig, *offsets: int) -> Rig:
     return again
 
 
-def test_a_note_that_a_repair_lost_costs_its_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_arrival_header_that_a_repair_lost_costs_its_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
     """Its records are in the streams still; their due times are unknown. The others have their numbers."""
     rig = Rig()
     rig.send(some(5, 2), some(6, 3))
@@ -354,7 +354,7 @@ def test_a_record_that_a_repair_lost_costs_itself_alone(lost: int) -> None:
     assert check(again, 6, 0, 2).stored.first_ordinal == 42
 
 
-def test_a_note_that_says_nothing_is_named_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_arrival_header_that_says_nothing_is_named_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.send(some(5, 2))
     bad = make_record(b"\x01no note at all, but of the house's id", HEADER_ID)

@@ -10,7 +10,7 @@ import pytest
 
 from journal.errors import NewerFormat
 from journal.testing import SimulatedDisk, SimulatedFile
-from tests.delay.bucketing import FOLDER, NOW, Bench, Waiting, damage_in, flip
+from tests.delay.bucket_rig import FOLDER, NOW, Bench, Waiting, damage_in, flip
 from tests.scale import scaled, seeded
 from tfmq.delay.buckets.bucket import OpenFileCache
 from tfmq.delay.buckets.format import CHUNK_MAGIC, CHUNK_SIZE, HEAD_SIZE, ChunkColumns

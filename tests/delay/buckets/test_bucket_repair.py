@@ -11,7 +11,7 @@ from journal.log.log import Log
 from journal.record.batch import Batch
 from journal.testing import Moment, SimulatedDisk, crash_states
 from tests.broker.helpers import DATA, Broker, after, handles
-from tests.delay.bucketing import DAY, FOLDER, HOUR, MINUTE, NEAR, NOW, Bench, damage_in, everything, flip, record_of
+from tests.delay.bucket_rig import DAY, FOLDER, HOUR, MINUTE, NEAR, NOW, Bench, damage_in, everything, flip, record_of
 from tests.scale import seeded
 from tfmq.broker.data_repair import repair_data, verify_data
 from tfmq.delay.arrivals.log import LOG_ID, arrival_options
@@ -64,7 +64,7 @@ def test_what_is_whole_is_left_alone(bench: Bench) -> None:
     assert {name: bench.disk.read_file(f"{FOLDER}/{name}") for name in bench.disk.list(FOLDER)} == before
 
 
-def test_a_folder_without_anything_has_nothing_to_mend(bench: Bench) -> None:
+def test_a_folder_without_anything_has_nothing_to_repair(bench: Bench) -> None:
     bench.disk.make_folder("data/empty")
     assert repair_buckets(bench.disk, "data/empty") == []
 

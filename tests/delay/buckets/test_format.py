@@ -12,7 +12,7 @@ import pytest
 from journal.errors import Corrupt, NewerFormat
 from journal.record.format import make_id, make_log_id, make_record
 from tests import paths
-from tests.delay.bucketing import BILLS, NOW, ORDERS, record_of
+from tests.delay.bucket_rig import BILLS, NOW, ORDERS, record_of
 from tests.scale import scaled, seeded
 from tfmq.delay.buckets import format as module
 from tfmq.delay.buckets.format import (

@@ -6,7 +6,7 @@ import pytest
 
 from journal.errors import Corrupt
 from journal.fsck.findings import DAMAGE, NOTE, VerifyReport
-from tests.delay.bucketing import DAY, FOLDER, HOUR, NOW, Bench, everything, flip
+from tests.delay.bucket_rig import DAY, FOLDER, HOUR, NOW, Bench, everything, flip
 from tests.scale import scaled, seeded
 from tfmq.delay.buckets.format import CHUNK_SIZE, HEAD_SIZE
 from tfmq.delay.buckets.fsck import BucketScan, is_bucket_folder, repair_buckets, verify_buckets

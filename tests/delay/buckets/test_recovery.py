@@ -8,7 +8,7 @@ import pytest
 
 from journal.errors import Corrupt, Full, TooLarge
 from journal.testing import Moment, SimulatedDisk, crash_states
-from tests.delay.bucketing import DAY, FOLDER, NOW, Bench, everything, flip
+from tests.delay.bucket_rig import DAY, FOLDER, NOW, Bench, everything, flip
 from tests.scale import seeded
 from tfmq.delay.buckets.format import StoreIdentity, TimeSpan, bucket_name, span_of
 from tfmq.delay.buckets.recovery import (
@@ -241,7 +241,7 @@ def test_a_span_that_cannot_be_is_damage_and_a_note_has_a_bound() -> None:
         encode_checkpoint(SECOND._replace(queue_state=bytes(8193)))
 
 
-def test_settling_forces_what_an_earlier_process_wrote(file: BucketCheckpointFile) -> None:
+def test_settling_fsyncs_what_an_earlier_process_wrote(file: BucketCheckpointFile) -> None:
     disk = file.disk
     assert isinstance(disk, SimulatedDisk)
     file.write(FIRST)

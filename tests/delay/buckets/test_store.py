@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from journal.errors import Corrupt, Full, Stopped, TooLarge
-from tests.delay.arrived import START_MS, Rig, Wanted
-from tests.delay.bucketing import BILLS, DAY, HOUR, MINUTE, NEAR, NOW, ORDERS, SECOND, Bench, Kept, everything, kept_of
+from tests.delay.arrival_log_rig import START_MS, Rig, Wanted
+from tests.delay.bucket_rig import BILLS, DAY, HOUR, MINUTE, NEAR, NOW, ORDERS, SECOND, Bench, Kept, everything, kept_of
 from tests.scale import seeded
 from tfmq.delay.arrivals.log import ArrivalBatch, read_batches
 from tfmq.delay.buckets import store as module
@@ -365,7 +365,7 @@ def test_a_full_disk_leaves_all_as_it_was_and_the_spill_is_tried_again(bench: Be
 
 
 @pytest.mark.parametrize("kind", ["write", "force", "force_folder", "rename", "create"])
-def test_an_error_of_the_disk_stops_the_store_and_what_was_forced_is_served(kind: str) -> None:
+def test_an_error_of_the_disk_stops_the_store_and_what_was_fsynced_is_served(kind: str) -> None:
     struck = 0
     for nth in range(1, 8):
         bench = Bench()
@@ -409,7 +409,7 @@ def test_an_error_while_the_arrivals_are_read_takes_everything_back_and_stops_no
     assert len(bench.contents()) == len(before) + len(sent)
 
 
-def test_many_files_are_forced_together(bench: Bench) -> None:
+def test_many_files_are_fsynced_together(bench: Bench) -> None:
     forces = bench.disk.faults.counts["force"]
     bench.put(*[NOW + n * 66_000 for n in range(1, 31)])
     assert len(bench.buckets.live_buckets) >= 29
@@ -418,7 +418,7 @@ def test_many_files_are_forced_together(bench: Bench) -> None:
     assert bench.crash().contents() == bench.expected()
 
 
-def test_a_joint_force_that_fails_without_a_loss_of_ours_changes_nothing(bench: Bench) -> None:
+def test_a_joint_fsync_that_fails_without_a_loss_of_ours_changes_nothing(bench: Bench) -> None:
     bench.disk.write_file("data/other", b"")
     bench.disk.faults.fail("sync_file", path="data/other")
     bench.put(*[NOW + n * 66_000 for n in range(1, 31)])
@@ -426,7 +426,7 @@ def test_a_joint_force_that_fails_without_a_loss_of_ours_changes_nothing(bench: 
     assert bench.crash().contents() == bench.expected()
 
 
-def test_a_joint_force_that_loses_bytes_of_a_bucket_stops(bench: Bench) -> None:
+def test_a_joint_fsync_that_loses_bytes_of_a_bucket_stops(bench: Bench) -> None:
     bench.arrive(*[NOW + n * 66_000 for n in range(1, 31)])
     bench.disk.faults.fail("sync_file", path=".bucket")
     with pytest.raises(OSError, match="error"):

@@ -13,7 +13,7 @@ import pytest
 
 from journal.errors import Full
 from journal.testing import SimulatedDisk
-from tests.delay.bucketing import BILLS, NEAR, NOW, ORDERS, Bench, Waiting, batch_of, everything, flip, record_of
+from tests.delay.bucket_rig import BILLS, NEAR, NOW, ORDERS, Bench, Waiting, batch_of, everything, flip, record_of
 from tests.scale import seeded
 from tfmq.delay.buckets import writer as module
 from tfmq.delay.buckets.bucket import Bucket, OpenFileCache

@@ -158,7 +158,7 @@ def test_what_is_made_from_the_segments_is_written_anew_where_it_is_wrong(wrong:
         assert repair(disk, FOLDER) == [] and disk.read_file(index) == whole
 
 
-def test_any_damage_of_any_segment_is_mended() -> None:
+def test_any_damage_of_any_segment_is_repaired() -> None:
     rng = seeded("repair")
     for _ in range(scaled(400)):
         groups = [mixed(rng.randrange(0, 7), rng, sequence=20 * n) for n in range(9)]
@@ -190,7 +190,7 @@ def test_any_damage_of_any_segment_is_mended() -> None:
         assert sum(block.control.records for block in blocks_of(after, 0, LOG_ID)) == sum(map(len, groups))
 
 
-def test_what_was_forced_at_the_end_is_mended_and_what_was_not_is_left_to_the_start() -> None:
+def test_what_was_fsynced_at_the_end_is_repaired_and_what_was_not_is_left_to_the_start() -> None:
     disk, data, starts, paths = written(groups_of_three(3))
     ends = controls_of(data, starts)
     spoil(disk, paths[0], ends[2], bytes(50))
@@ -250,7 +250,7 @@ def test_a_log_without_a_segment_goes_on_where_it_is_known_to_have_ended(left: s
     assert (log.stopped, log.end_offset, log.end_ordinal, log.damage) == (None, end, ordinal, [])
 
 
-def test_a_snapshot_beyond_the_end_says_what_was_forced() -> None:
+def test_a_snapshot_beyond_the_end_says_what_was_fsynced() -> None:
     disk, data, starts, paths = written(groups_of_three(5))
     LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(LogCheckpoint(0, 0, 0, 0, 0, 1))
     disk.write_file(
@@ -263,7 +263,7 @@ def test_a_snapshot_beyond_the_end_says_what_was_forced() -> None:
     assert not verify(disk, FOLDER).damaged
 
 
-def test_where_an_append_came_from_stays_if_its_control_record_does() -> None:
+def test_where_an_append_came_from_stays_if_its_block_trailer_does() -> None:
     block = closed(records(3), 0, 0, source_kind=1, source_id=5, source_high=6, source_low=7)
     disk = SimulatedDisk()
     disk.make_folder(FOLDER)
@@ -276,7 +276,7 @@ def test_where_an_append_came_from_stays_if_its_control_record_does() -> None:
 
 
 @pytest.mark.parametrize(("count", "which"), [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
-def test_a_flipped_bit_anywhere_in_a_control_record_costs_no_record(count: int, which: int) -> None:
+def test_a_flipped_bit_anywhere_in_a_block_trailer_costs_no_record(count: int, which: int) -> None:
     """The id of the log among them, which no checksum covers."""
     rng = seeded("control", count, which)
     disk, data, starts, paths = written(groups_of_three(count))
@@ -361,7 +361,7 @@ PLANTED = {
 @pytest.mark.long
 @pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
 @pytest.mark.parametrize("many", [1, 100])
-def test_bytes_of_a_payload_that_look_like_a_control_record_change_nothing(planted: bytes, many: int) -> None:
+def test_bytes_of_a_payload_that_look_like_a_block_trailer_change_nothing(planted: bytes, many: int) -> None:
     """Wherever one bit of the log is wrong, no more is lost than with other bytes in that payload."""
     groups = [
         records(2),
@@ -384,7 +384,7 @@ def test_bytes_of_a_payload_that_look_like_a_control_record_change_nothing(plant
                 disk.unlink(f"{FOLDER}/{name}")
 
 
-def test_a_control_record_with_a_wrong_flag_is_no_message() -> None:
+def test_a_block_trailer_with_a_wrong_flag_is_no_message() -> None:
     disk, data, starts, paths = written(groups_of_three(3))
     ends = controls_of(data, starts)
     spoil(disk, paths[0], ends[0] + 16, bytes(4))
@@ -393,7 +393,7 @@ def test_a_control_record_with_a_wrong_flag_is_no_message() -> None:
     assert (repaired.kept, repaired.lost) == (6, 0)
 
 
-def test_the_mark_counts_where_a_lone_control_record_differs_from_it_in_one_bit() -> None:
+def test_the_mark_counts_where_a_lone_block_trailer_differs_from_it_in_one_bit() -> None:
     """The checksum of the mark covers the id of the log; otherwise the segments count, and a caller that knows it."""
     for other, expected, kept in ((LOG_ID ^ 1 << 9, None, 3), (LOG_ID + 5, LOG_ID, 0), (LOG_ID + 5, None, 3)):
         disk, _, _, paths = written(groups_of_three(1))
@@ -484,7 +484,7 @@ def test_large_payloads_are_copied_whole() -> None:
     assert reported[-1] == (paths[0], len(data), len(data))
 
 
-def test_too_little_to_mend_is_an_error_that_names_the_place() -> None:
+def test_too_little_to_repair_is_an_error_that_names_the_place() -> None:
     disk, data, _, paths = written(groups_of_three(1))
     disk.write_file(paths[0], data + b"rest")
     LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(LogCheckpoint(0, 0, len(data) + 4, 3, 9999, 1))
@@ -576,7 +576,7 @@ def test_every_flipped_bit_costs_at_most_the_record_that_has_it() -> None:
         assert mended(flipped(stretch, bit), 6)[1] >= 5
 
 
-def test_a_lost_control_record_in_the_middle_counts_nothing() -> None:
+def test_a_lost_block_trailer_in_the_middle_counts_nothing() -> None:
     first = closed(records(3), OFFSET, 50)
     second = closed(records(3, sequence=3), OFFSET + len(first), 53)
     pieces, kept = mended(flipped(first, 8 * (len(first) - 3)) + second, 6)

@@ -97,7 +97,7 @@ def test_what_was_lost_is_reported_by_every_reader() -> None:
     assert journal.store.files[0].references == 5
 
 
-def test_a_file_that_only_the_older_snapshot_needs_is_mended_too() -> None:
+def test_a_file_that_only_the_older_snapshot_needs_is_repaired_too() -> None:
     journal = opened().sent(12)
     journal.settle(1)
     journal.store.force()
@@ -323,7 +323,7 @@ def test_a_file_whose_making_was_cut_short_is_left_to_the_next_start(journal: Jo
     assert "unfinished roll" in journal.store.recovery.labels
 
 
-def test_an_end_that_was_forced_and_is_lost_is_filled_up(journal: Journal) -> None:
+def test_an_end_that_was_fsynced_and_is_lost_is_filled_up(journal: Journal) -> None:
     rows, end = list(journal.state.seen), journal.store.end_offset
     path = journal.file()
     size = len(journal.disk.read_file(path))
@@ -370,7 +370,7 @@ def test_a_repair_that_a_power_cut_interrupts_is_finished_by_the_next_one(journa
         assert after.state.seen == expected.state.seen
 
 
-def test_any_damage_that_a_start_refuses_can_be_mended() -> None:
+def test_any_damage_that_a_start_refuses_can_be_repaired() -> None:
     generator = seeded("any damage")
     refused = 0
     for _ in range(scaled(300)):

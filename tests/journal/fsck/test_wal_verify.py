@@ -90,7 +90,7 @@ def test_a_torn_tail_is_a_note_and_a_lost_end_is_damage() -> None:
     assert findings(journal) == [(journal_name(1), "files", DAMAGE)]
 
 
-def test_rot_of_the_last_entry_that_was_forced_is_damage_and_no_torn_tail() -> None:
+def test_rot_of_the_last_entry_that_was_fsynced_is_damage_and_no_torn_tail() -> None:
     journal = opened().sent(2)
     journal.store.close()
     journal.disk.damage(journal.file(), FILE_HEADER_SIZE + ONE + 60, b"\xff")

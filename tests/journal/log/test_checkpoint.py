@@ -66,7 +66,7 @@ def test_settled_marks_survive_the_loss_of_either_slot() -> None:
         assert LogCheckpointFile(disk, FOLDER, LOG_ID).read() == MARKS
 
 
-def test_an_unforced_note_may_be_lost_and_takes_nothing_with_it() -> None:
+def test_a_non_durable_note_may_be_lost_and_takes_nothing_with_it() -> None:
     disk = make_disk()
     file = LogCheckpointFile(disk, FOLDER, LOG_ID)
     file.write_durably(MARKS)
@@ -75,7 +75,7 @@ def test_an_unforced_note_may_be_lost_and_takes_nothing_with_it() -> None:
     assert LogCheckpointFile(disk.crash(keep="nothing"), FOLDER, LOG_ID).read() == MARKS
 
 
-def test_a_failed_force_of_the_marks_is_reported() -> None:
+def test_a_failed_fsync_of_the_marks_is_reported() -> None:
     disk = make_disk()
     disk.faults.fail("force", error=errno.EIO)
     with pytest.raises(OSError):
@@ -196,7 +196,7 @@ def test_a_power_cut_at_any_call_leaves_the_one_before_or_the_new_one_whole() ->
         assert found is not None and found.offset in (10, 20) and damaged == []
 
 
-def test_a_full_disk_and_a_failed_force_are_reported_and_leave_the_old_one() -> None:
+def test_a_full_disk_and_a_failed_fsync_are_reported_and_leave_the_old_one() -> None:
     for kind, error in (("write", errno.ENOSPC), ("force", errno.EIO), ("rename", errno.EIO)):
         disk = make_disk()
         snapshots = SnapshotFiles(disk, FOLDER, LOG_ID)

@@ -16,7 +16,7 @@ def calls(bench: Bench) -> list[tuple[str, str]]:
     return found
 
 
-def test_a_roll_forces_the_old_file_then_makes_the_new_and_forces_its_name_then_writes() -> None:
+def test_a_roll_fsyncs_the_old_file_then_makes_the_new_and_fsyncs_its_name_then_writes() -> None:
     bench = Bench(segment_bytes=1000)
     bench.open()
     for _ in range(5):
@@ -84,7 +84,7 @@ def test_a_stop_is_on_the_disk_before_the_error_is_raised() -> None:
     assert marks is not None and marks.stopped
 
 
-def test_after_one_failed_force_no_other_one_says_ok() -> None:
+def test_after_one_failed_fsync_no_other_one_says_ok() -> None:
     bench = Bench()
     log = bench.open()
     bench.send()
@@ -96,7 +96,7 @@ def test_after_one_failed_force_no_other_one_says_ok() -> None:
             plan.gate.fsync(plan.file)
 
 
-def test_snapshots_are_written_every_so_many_bytes_and_never_beyond_the_forced_mark() -> None:
+def test_snapshots_are_written_every_so_many_bytes_and_never_beyond_the_durable_offset() -> None:
     bench = Bench(state_bytes=1000)
     log = bench.open()
     for _ in range(30):

@@ -106,7 +106,7 @@ def test_the_golden_index_is_written_and_loaded_as_ever(disk: SimulatedDisk) -> 
         assert ENTRY.unpack(entry)[-1] == crc(BASE.to_bytes(8, "big") + entry[:-4])
 
 
-def test_entries_are_written_some_at_a_time_and_never_forced(disk: SimulatedDisk) -> None:
+def test_entries_are_written_some_at_a_time_and_never_fsynced(disk: SimulatedDisk) -> None:
     index = SegmentIndex(PATH, BASE, LOG_ID)
     for control in controls([70_000] * WRITE_COUNT):
         assert not disk.exists(PATH)

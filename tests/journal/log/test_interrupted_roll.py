@@ -41,7 +41,7 @@ def require_everything_after_a_power_cut(bench: Bench) -> None:
     assert bench.log.damage == []
 
 
-def test_a_kill_in_a_roll_and_a_power_cut_later_lose_nothing_that_was_forced() -> None:
+def test_a_kill_in_a_roll_and_a_power_cut_later_lose_nothing_that_was_fsynced() -> None:
     bench = rolled_until_its_end()
 
     known = len(segments(bench))

@@ -34,7 +34,7 @@ def bench() -> Bench:
     return bench
 
 
-def test_several_batches_share_one_control_record(bench: Bench) -> None:
+def test_several_batches_share_one_block_trailer(bench: Bench) -> None:
     batches = [make_batch(2, producer_id=n + 1) for n in range(10)]
     answers = bench.log.append(batches)
     assert [answer.positions for answer in answers] == [[(0, n * 2 * RECORD)] for n in range(10)]
@@ -178,7 +178,7 @@ def test_a_cut_that_fails_stops_the_log(bench: Bench) -> None:
     assert bench.kill().stopped is not None
 
 
-def test_a_failed_force_of_the_old_file_stops_the_roll() -> None:
+def test_a_failed_fsync_of_the_old_file_stops_the_roll() -> None:
     bench = Bench(segment_bytes=1000)
     bench.open()
     for _ in range(5):
@@ -189,7 +189,7 @@ def test_a_failed_force_of_the_old_file_stops_the_roll() -> None:
     assert bench.log.segment_count == 1 and bench.log.forced_offset == 0
 
 
-def test_a_file_with_unforced_bytes_is_never_closed() -> None:
+def test_a_file_with_non_durable_bytes_is_never_closed() -> None:
     bench = Bench(segment_bytes=1000)
     for kind in ("close", "resume"):
         log = bench.open()
@@ -206,7 +206,7 @@ def test_a_file_with_unforced_bytes_is_never_closed() -> None:
     assert [path for path in bench.disk.closed_unforced if path.endswith(".zxQueue")] == []
 
 
-def test_a_stopped_log_is_read_up_to_its_forced_mark(bench: Bench) -> None:
+def test_a_stopped_log_is_read_up_to_its_fsynced_mark(bench: Bench) -> None:
     bench.send(3)
     bench.log.force()
     forced = bench.log.forced_offset
@@ -303,7 +303,7 @@ def test_the_highest_position_of_a_source_is_kept_over_snapshots_and_retention()
         log = bench.crash("everything")
 
 
-def test_a_control_record_alone_takes_no_ordinal(bench: Bench) -> None:
+def test_a_block_trailer_alone_takes_no_ordinal(bench: Bench) -> None:
     bench.send(2)
     answer = bench.log.append_control(succession_source(9, 10, 1))
     assert (answer.positions, answer.first_ordinal) == ([], 2)
@@ -501,7 +501,7 @@ def test_an_empty_log() -> None:
     assert (log.newest_ms, log.oldest_ms, log.stopped, log.damage, log.dirty) == (None, None, None, [], None)
 
 
-def test_it_counts_as_it_is_written_forced_and_truncated() -> None:
+def test_it_counts_as_it_is_written_fsynced_and_truncated() -> None:
     bench = Bench()
     log = bench.open()
     end = bench.send(3).end_offset

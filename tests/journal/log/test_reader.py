@@ -194,7 +194,7 @@ def test_what_is_no_record_leads_nowhere(bench: Bench) -> None:
             bench.log.block_of_record(beyond)
 
 
-def test_an_unforced_record_is_given_to_who_asks_for_it() -> None:
+def test_a_non_durable_record_is_given_to_who_asks_for_it() -> None:
     bench = Bench()
     bench.open()
     bench.send(2)

@@ -164,7 +164,7 @@ def test_it_finds_what_the_owner_finds(sizes: list[int], data: st.DataObject) ->
         assert seen.offset_of_time(time) == log.offset_of_time(time)
 
 
-def test_nothing_after_the_forced_mark_is_seen_and_all_before_it_is() -> None:
+def test_nothing_after_the_durable_offset_is_seen_and_all_before_it_is() -> None:
     bench = bench_of([100])
     seen = onlooker(bench)
     before = seen.checkpoint.durable
@@ -455,7 +455,7 @@ def test_what_was_appended_is_there_at_the_next_opening(tmp_path: Path) -> None:
         assert log.recovery.damage == []
 
 
-def test_unforced_records_are_shown_on_demand_only(tmp_path: Path) -> None:
+def test_non_durable_records_are_shown_on_demand_only(tmp_path: Path) -> None:
     with open_log(str(tmp_path / "log")) as log:
         log.append_payloads([b"a"])
         assert list(records(log)) == []

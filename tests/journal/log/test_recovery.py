@@ -85,7 +85,7 @@ class History:
                     log.read(before.end_offset, 100, epoch=before.epoch)
 
 
-def test_whatever_a_power_cut_leaves_forced_appends_are_there_and_nothing_is_halved() -> None:
+def test_whatever_a_power_cut_leaves_fsynced_appends_are_there_and_nothing_is_halved() -> None:
     for round in range(scaled(4000)):
         generator = seeded("power", round)
         history = History(Bench(segment_bytes=8192, state_bytes=generator.choice((2000, 1 << 20))))
@@ -101,7 +101,7 @@ def test_whatever_a_power_cut_leaves_forced_appends_are_there_and_nothing_is_hal
             history.crash(history.bench.disk.crash(generator, keep=keep))
 
 
-def test_whichever_call_fails_forced_appends_are_there() -> None:
+def test_whichever_call_fails_fsynced_appends_are_there() -> None:
     """EIO and ENOSPC at the n-th call of every kind; then a power cut."""
     kinds = ("write", "force", "create", "force_folder", "rename", "unlink", "truncate", "open")
     for round in range(scaled(4000)):
@@ -183,7 +183,7 @@ def test_a_stop_survives_restarts_until_it_is_lifted() -> None:
     bench.send()
 
 
-def test_the_unforced_tail_is_written_again_and_forced_before_it_is_served() -> None:
+def test_the_non_durable_tail_is_written_again_and_fsynced_before_it_is_served() -> None:
     bench = Bench()
     log = bench.open()
     bench.send(3)
@@ -315,7 +315,7 @@ def test_an_unfinished_append_teaches_nothing() -> None:
     assert replay.tail_action is TailAction.CUT and replay.ordinal == 3 and len(state.runs) == 1
 
 
-def test_blocks_of_a_damaged_append_that_was_forced_are_learned() -> None:
+def test_blocks_of_a_damaged_append_that_was_fsynced_are_learned() -> None:
     bench = appended(3, 5000)
     bench.log.force()
     bench.send(1)
@@ -326,7 +326,7 @@ def test_blocks_of_a_damaged_append_that_was_forced_are_learned() -> None:
     assert len(state.runs) == len(bench.state.runs) - 1
 
 
-def test_the_forced_mark_is_the_highest_that_a_control_record_names() -> None:
+def test_the_durable_offset_is_the_highest_that_a_block_trailer_names() -> None:
     bench = appended(1)
     bench.log.force()
     forced = bench.log.forced_offset

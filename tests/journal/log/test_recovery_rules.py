@@ -35,7 +35,7 @@ def tail(place: int, append: int, end: int, forced: int = 0, later: int | None =
     return decide(TAIL_RULES, TailFacts(place, append, end, forced, later, zeros)).label
 
 
-def test_every_tail_has_a_row_and_forced_data_is_never_cut() -> None:
+def test_every_tail_has_a_row_and_fsynced_data_is_never_cut() -> None:
     places = [
         (place, append, end, forced, later, zeros)
         for end in range(4)
@@ -215,7 +215,7 @@ def test_rot_before_forced_data(bench: Bench) -> None:
     goes_on(bench)
 
 
-def test_rot_of_a_control_record_before_forced_data(bench: Bench) -> None:
+def test_rot_of_a_block_trailer_before_forced_data(bench: Bench) -> None:
     sent(bench, 3).send()
     bench.disk.damage(segment(bench), 2 * ONE - 50, b"\xff\xff")
     log = bench.kill()

@@ -33,7 +33,7 @@ def test_only_the_oldest_in_a_row_go() -> None:
     assert count_expired(aged, 250, 4000, LogOptions(retention_seconds=1)) == 0
 
 
-def test_an_archive_on_another_file_system_gets_a_forced_copy() -> None:
+def test_an_archive_on_another_file_system_gets_an_fsynced_copy() -> None:
     disk = make_disk()
     disk.make_folder("/data/old")
     disk.write_file(f"{FOLDER}/{segment_name(0)}", b"bytes" * 1000)

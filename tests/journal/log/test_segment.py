@@ -114,7 +114,7 @@ def test_a_cut_that_fails_after_a_full_disk_is_an_error(disk: SimulatedDisk) -> 
     assert caught.value.errno == errno.EIO
 
 
-def test_a_sealed_segment_is_forced_and_takes_no_more(disk: SimulatedDisk) -> None:
+def test_a_sealed_segment_is_fsynced_and_takes_no_more(disk: SimulatedDisk) -> None:
     segment, data, _ = filled(disk, big_groups(4))
     segment.seal()
     assert disk.durable_file(segment.path) == data
@@ -124,7 +124,7 @@ def test_a_sealed_segment_is_forced_and_takes_no_more(disk: SimulatedDisk) -> No
     assert (index.fault, index.end) == (None, segment.size)
 
 
-def test_a_failed_force_at_the_seal_is_an_error_and_the_segment_is_not_sealed(disk: SimulatedDisk) -> None:
+def test_a_failed_fsync_at_the_seal_is_an_error_and_the_segment_is_not_sealed(disk: SimulatedDisk) -> None:
     segment, _, _ = filled(disk, [records(1)])
     disk.faults.fail("force")
     with pytest.raises(OSError, match="Input/output"):
@@ -229,7 +229,7 @@ def test_after_damaged_records_the_walk_goes_on_at_the_next_block(disk: Simulate
     assert good.trailer.records == 3
 
 
-def test_after_a_lost_control_record_it_goes_on_where_the_next_says(disk: SimulatedDisk) -> None:
+def test_after_a_lost_block_trailer_it_goes_on_where_the_next_says(disk: SimulatedDisk) -> None:
     segment, data, starts = filled(disk, [records(3), records(3, sequence=3), records(3, sequence=6)])
     ends = controls_of(data, starts)
     disk.write_file(segment.path, data[: ends[0] + 4] + bytes(60) + data[ends[0] + 64 :])
@@ -269,7 +269,7 @@ def test_an_index_over_damage_leads_to_sound_blocks_only(disk: SimulatedDisk) ->
     assert again.index.end == again.size
 
 
-def test_forged_control_records_do_not_stop_the_walk_after_damage(disk: SimulatedDisk) -> None:
+def test_forged_block_trailers_do_not_stop_the_walk_after_damage(disk: SimulatedDisk) -> None:
     start = len(closed(records(2), BASE, 5))
     payload = b"".join(closed(records(1, sequence=n), BASE + start + 20 + 130 * n, 7 + n) for n in range(30))
     groups = [records(2), [make_record(payload, make_id(PRODUCER, 2))], records(2, sequence=3)]
@@ -280,7 +280,7 @@ def test_forged_control_records_do_not_stop_the_walk_after_damage(disk: Simulate
         assert [block.offset - BASE for block in found] == [starts[0], starts[2]]
 
 
-def test_sizes_of_control_records_are_not_trusted(disk: SimulatedDisk) -> None:
+def test_sizes_of_block_trailers_are_not_trusted(disk: SimulatedDisk) -> None:
     from journal.record.block_trailer import encode_trailer as encode_control
 
     lie = BlockTrailer(1, (1 << 32) - 1, 0, 0, 0, 0, 0, BASE)

@@ -49,7 +49,7 @@ def test_without_readers_it_is_closed_at_once() -> None:
     assert old._file is None
 
 
-def test_the_forced_mark_never_goes_back() -> None:
+def test_the_durable_offset_never_goes_back() -> None:
     extent = made()
     extent.raise_durable(100, 5)
     extent.raise_durable(50, 2)
@@ -73,7 +73,7 @@ def test_defaults() -> None:
 ONE, OTHER = (1, 7), (2, 7)
 
 
-def test_what_was_appended_is_sure_once_the_log_is_forced_so_far() -> None:
+def test_what_was_appended_is_sure_once_the_log_is_fsynced_so_far() -> None:
     sources = AppliedPositions({ONE: (5, 0)})
     sources.record(ONE, (6, 1), 100, 0)
     sources.record(OTHER, (1, 1), 200, 0)
@@ -96,7 +96,7 @@ def append(bench: Bench, number: int) -> None:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_of_a_log_that_stopped_the_end_that_was_not_forced_is_not_sure_over_restarts(snapshot: bool) -> None:
+def test_of_a_log_that_stopped_the_end_that_was_not_fsynced_is_not_sure_over_restarts(snapshot: bool) -> None:
     bench = Bench()
     bench.open()
     append(bench, 1)

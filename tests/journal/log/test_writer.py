@@ -150,14 +150,14 @@ def test_a_block_of_a_client_keeps_its_checksum_and_a_joined_one_is_summed() -> 
     assert joined.crc == crc32(bytes(batch.data) + bytes(make_batch(2, producer_id=2).data))
 
 
-def test_the_control_record_says_what_is_known_of_the_log() -> None:
+def test_the_block_trailer_says_what_is_known_of_the_log() -> None:
     control = build_append([make_batch(1)], Source(1, 2, 3, 4), TIP).trailers[0]
     assert (control.append_time, control.epoch, control.durable_offset, control.first_ordinal) == (1234, 3, 2048, 17)
     assert (control.source_kind, control.source_id, control.source_high, control.source_low) == (1, 2, 3, 4)
     assert control.offset == TIP.offset
 
 
-def test_no_batches_make_a_control_record_alone() -> None:
+def test_no_batches_make_a_block_trailer_alone() -> None:
     append = build_append([], PLAIN, TIP)
     assert append.end == TIP.offset + TRAILER_SIZE and append.trailers[0].records == 0
 

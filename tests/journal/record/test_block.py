@@ -99,7 +99,7 @@ def test_spoiled_bytes_give_written_blocks_then_bad_record_only() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("offset", 1), ("size", 1), ("records", 3), ("crc", 5), ("first_ordinal", 9)]
 )
-def test_a_control_record_that_disagrees_with_its_block_is_refused(field: str, value: int) -> None:
+def test_a_block_trailer_that_disagrees_with_its_block_is_refused(field: str, value: int) -> None:
     first, second = records(2), b"".join(records(2, sequence=2))
     control = BlockTrailer(2, len(second), crc32(second), 1000, 1, 0, 2, OFFSET + len(b"".join(first)) + TRAILER_SIZE)
     bad = control._replace(**{field: value})
@@ -133,7 +133,7 @@ def forgery(start: int, before: bytes, log_id: int = LOG_ID) -> bytes:
 
 
 @pytest.mark.parametrize("count", [1, 60])
-def test_a_forged_control_record_inside_a_payload_is_a_payload(count: int) -> None:
+def test_a_forged_block_trailer_inside_a_payload_is_a_payload(count: int) -> None:
     before = records(count)
     payload = forgery(OFFSET, b"".join(before))
     forged = make_record(payload, make_id(PRODUCER, count))
@@ -173,7 +173,7 @@ def test_more_bytes_than_any_block_has_are_no_unfinished_block(monkeypatch: pyte
     assert not isinstance(caught.value, Incomplete)
 
 
-def test_after_damage_the_next_control_record_is_found_from_everywhere() -> None:
+def test_after_damage_the_next_block_trailer_is_found_from_everywhere() -> None:
     data, starts = log_bytes([records(3), records(1, sequence=3), mixed(9, seeded("next"), sequence=4)], OFFSET)
     ends = controls_of(data, starts)
     for number, start in enumerate(starts):
@@ -185,7 +185,7 @@ def test_after_damage_the_next_control_record_is_found_from_everywhere() -> None
     assert [claim.position for claim in trailers_in(data, 0, offset=OFFSET, log_id=LOG_ID)] == ends
 
 
-def test_a_spoiled_or_displaced_control_record_is_passed_over() -> None:
+def test_a_spoiled_or_displaced_block_trailer_is_passed_over() -> None:
     data, starts = log_bytes([records(3), records(1, sequence=3), records(2, sequence=4)], OFFSET)
     ends = controls_of(data, starts)
     for bit in range(ends[0] * 8, starts[1] * 8):

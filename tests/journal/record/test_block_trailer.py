@@ -24,14 +24,14 @@ SAMPLE = BlockTrailer(3, 90, 0x1234, 1_700_000_000_000, 2, 500, 17, 1000, True, 
 
 
 @given(controls, st.binary(max_size=30))
-def test_a_control_record_comes_out_as_it_went_in(control: BlockTrailer, before: bytes) -> None:
+def test_a_block_trailer_comes_out_as_it_went_in(control: BlockTrailer, before: bytes) -> None:
     data = before + encode_trailer(LOG_ID, control)
     assert len(data) == len(before) + TRAILER_SIZE
     assert decode_trailer(data, len(before), LOG_ID) == control
     assert decode_trailer(memoryview(data), len(before), LOG_ID) == control
 
 
-def test_a_control_record_is_a_hundred_bytes() -> None:
+def test_a_block_trailer_is_a_hundred_bytes() -> None:
     assert TRAILER_SIZE == 100
     assert TRAILER_BODY.size == 80
 
@@ -56,7 +56,7 @@ def test_random_bytes_raise_bad_record_only(data: bytes, position: int) -> None:
         decode_trailer(data, position, LOG_ID)
 
 
-def test_the_control_record_of_another_log_is_refused() -> None:
+def test_the_block_trailer_of_another_log_is_refused() -> None:
     with pytest.raises(BadBlockTrailer, match="of log"):
         decode_trailer(encode_trailer(LOG_ID + 1, SAMPLE), 0, LOG_ID)
 

@@ -50,7 +50,7 @@ def test_only_calls_of_that_kind_and_path_count() -> None:
     assert faults.counts == {"force": 2, "write": 4}
 
 
-def test_no_space_is_full_for_a_write_and_an_error_for_a_force() -> None:
+def test_no_space_is_full_for_a_write_and_an_error_for_an_fsync() -> None:
     faults = Faults()
     faults.fail("write", error=errno.ENOSPC)
     faults.fail("force", error=errno.ENOSPC)

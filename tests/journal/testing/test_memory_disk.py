@@ -56,7 +56,7 @@ def test_readers_see_every_write_at_once(steps: list[tuple[str, int, bytes]]) ->
 
 
 @given(st.lists(STEP, max_size=12))
-def test_a_force_puts_on_the_platter_what_readers_see(steps: list[tuple[str, int, bytes]]) -> None:
+def test_an_fsync_puts_on_the_platter_what_readers_see(steps: list[tuple[str, int, bytes]]) -> None:
     content, model = live(steps, with_losses=False)
     content.fsync()
     assert content.durable == model
@@ -76,7 +76,7 @@ def test_the_last_version_of_everything_is_what_readers_see(steps: list[tuple[st
         assert versions[0].data == forced.ljust(SECTOR_BYTES, b"\0")
 
 
-def test_a_failed_force_loses_and_the_next_one_does_not_bring_back() -> None:
+def test_a_failed_fsync_loses_and_the_next_one_does_not_bring_back() -> None:
     content = FileContent()
     content.change(PendingChange(1, 0, b"a" * 512))
     content.fsync()
@@ -88,7 +88,7 @@ def test_a_failed_force_loses_and_the_next_one_does_not_bring_back() -> None:
     assert content.durable == b"a" * 512 + bytes(1024) + b"c" * 512
 
 
-def test_a_lost_sector_that_is_written_again_is_on_the_platter_after_the_next_force() -> None:
+def test_a_lost_sector_that_is_written_again_is_on_the_platter_after_the_next_fsync() -> None:
     content = FileContent()
     content.change(PendingChange(1, 0, b"b" * 1024))
     content.fail_fsync()
@@ -181,7 +181,7 @@ def test_names_reach_the_platter_in_any_combination_but_a_rename_is_whole() -> N
     assert found == {("a",), ("a", "b"), ("c",), ("b", "c")}
 
 
-def test_what_was_forced_is_in_every_state() -> None:
+def test_what_was_fsynced_is_in_every_state() -> None:
     disk = new_disk()
     file = disk.create("d/a")
     write_all(file, [b"forced"], 0)
@@ -315,7 +315,7 @@ def disk() -> SimulatedDisk:
     return disk
 
 
-def test_what_was_not_forced_is_gone(disk: SimulatedDisk) -> None:
+def test_what_was_not_fsynced_is_gone(disk: SimulatedDisk) -> None:
     file = disk.create("d/a")
     disk.force_folder("d")
     write_all(file, [b"forced"], 0)
@@ -327,21 +327,21 @@ def test_what_was_not_forced_is_gone(disk: SimulatedDisk) -> None:
     assert disk.durable_file("d/a") == b"forced"
 
 
-def test_a_forced_file_without_a_forced_name_is_gone(disk: SimulatedDisk) -> None:
+def test_an_fsynced_file_without_an_fsynced_name_is_gone(disk: SimulatedDisk) -> None:
     file = disk.create("d/a")
     write_all(file, [b"x"], 0)
     file.force()
     assert disk.crash(keep="nothing").list("d") == []
 
 
-def test_a_file_in_a_folder_without_a_forced_name_is_gone(disk: SimulatedDisk) -> None:
+def test_a_file_in_a_folder_without_an_fsynced_name_is_gone(disk: SimulatedDisk) -> None:
     disk.make_folder("d/e")
     disk.create("d/e/a").force()
     disk.force_folder("d/e")
     assert disk.crash(keep="nothing").list("d") == []
 
 
-def test_a_failed_force_lies_from_then_on(disk: SimulatedDisk) -> None:
+def test_a_failed_fsync_lies_from_then_on(disk: SimulatedDisk) -> None:
     file = disk.create("d/a")
     disk.force_folder("d")
     write_all(file, [b"x" * 600], 0)
@@ -367,7 +367,7 @@ def test_a_lost_write_is_reported_to_other_open_files_too(disk: SimulatedDisk) -
     later.force()
 
 
-def test_a_failed_sync_names_no_file_but_each_files_own_force_does(disk: SimulatedDisk) -> None:
+def test_a_failed_sync_names_no_file_but_each_files_own_fsync_does(disk: SimulatedDisk) -> None:
     anchor = disk.open_anchor("d")
     good, bad = disk.create("d/good"), disk.create("d/bad")
     for file in (good, bad):
@@ -419,7 +419,7 @@ def test_descriptors_run_out_and_come_back(disk: SimulatedDisk) -> None:
     disk.open_read("d/a").close()
 
 
-def test_closing_a_file_with_unforced_bytes_is_noticed(disk: SimulatedDisk) -> None:
+def test_closing_a_file_with_non_durable_bytes_is_noticed(disk: SimulatedDisk) -> None:
     file = disk.create("d/a")
     write_all(file, [b"x"], 0)
     second = disk.open_read("d/a")
@@ -476,7 +476,7 @@ def test_a_path_is_split_at_slashes() -> None:
     assert path_names("") == []
 
 
-def test_a_new_name_lasts_after_the_force_of_its_folder(tree: FolderTree) -> None:
+def test_a_new_name_lasts_after_the_fsync_of_its_folder(tree: FolderTree) -> None:
     tree.add(3, "a/x", FileContent())
     tree.fsync(tree.folder("b"))
     assert durable(tree, "a") == []
@@ -494,7 +494,7 @@ def test_a_rename_reaches_both_folders_at_once(tree: FolderTree) -> None:
     assert (durable(tree, "a"), durable(tree, "b")) == ([], ["y"])
 
 
-def test_a_force_brings_what_it_builds_on(tree: FolderTree) -> None:
+def test_an_fsync_brings_what_it_builds_on(tree: FolderTree) -> None:
     tree.add(3, "a/x", FileContent())
     tree.rename(4, "a/x", "b/y")
     tree.fsync(tree.folder("b"))
@@ -502,7 +502,7 @@ def test_a_force_brings_what_it_builds_on(tree: FolderTree) -> None:
     assert (durable(tree, "a"), durable(tree, "b")) == ([], ["y"])
 
 
-def test_a_force_brings_what_it_builds_on_also_over_others_in_between(tree: FolderTree) -> None:
+def test_an_fsync_brings_what_it_builds_on_also_over_others_in_between(tree: FolderTree) -> None:
     tree.add(3, "a/x", FileContent())
     tree.add(4, "b/z", FileContent())
     tree.rename(5, "a/x", "b/y")

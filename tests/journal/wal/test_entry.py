@@ -169,7 +169,7 @@ def test_an_operation_of_a_later_version_is_refused_and_one_with_a_new_number_ke
     assert found == Operation(999, 1, b"?")
 
 
-def test_more_forced_than_written_is_refused() -> None:
+def test_more_fsynced_than_written_is_refused() -> None:
     with pytest.raises(BadRecord, match="durable LSN is above"):
         decode_entry(changed(20, (PLACE + 1).to_bytes(8, "big")), PLACE, SEED)
 

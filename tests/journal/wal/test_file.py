@@ -246,7 +246,7 @@ def test_the_file_of_a_place_is_found() -> None:
     assert find_file(files.files, 1150) is None and find_file(files.files, 1250) is not None
 
 
-def test_a_new_file_is_written_and_known_to_be_forced() -> None:
+def test_a_new_file_is_written_and_known_to_be_fsynced() -> None:
     _, files = files_of(2)
     assert files.active.number == 2
     assert files.durable_lsn == files.active.first + FILE_HEADER_SIZE

@@ -320,7 +320,7 @@ def test_item_38_a_length_that_was_never_written_is_cut_off() -> None:
         assert other.store.recovery.labels[-1] == "torn tail"
 
 
-def test_what_was_accepted_after_the_forced_mark_is_written_again_and_forced_before_it_is_served() -> None:
+def test_what_was_accepted_after_the_durable_lsn_is_written_again_and_fsynced_before_it_is_served() -> None:
     journal = opened().sent(2)
     for _ in range(2):
         journal.send()
@@ -330,7 +330,7 @@ def test_what_was_accepted_after_the_forced_mark_is_written_again_and_forced_bef
     assert again.crash().state.seen == journal.state.seen
 
 
-def test_a_last_file_whose_name_is_not_known_to_be_forced_is_made_durable_too() -> None:
+def test_a_last_file_whose_name_is_not_known_to_be_fsynced_is_made_durable_too() -> None:
     journal = opened().sent(5)
     journal.disk.faults.fail("force_folder")
     with pytest.raises(Exception, match="could not be created"):
@@ -343,7 +343,7 @@ def test_a_last_file_whose_name_is_not_known_to_be_forced_is_made_durable_too() 
     assert again.crash().state.seen[-1][0] == place
 
 
-def test_only_what_is_not_known_to_be_forced_is_written_again() -> None:
+def test_only_what_is_not_known_to_be_fsynced_is_written_again() -> None:
     journal = opened(JournalOptions())
     for _ in range(10):
         journal.sent(1)

@@ -118,7 +118,7 @@ def test_the_rows_of_the_tail_table() -> None:
     assert len(TAIL_RULES) == 6
 
 
-def test_what_was_forced_is_never_cut_whatever_is_found() -> None:
+def test_what_was_fsynced_is_never_cut_whatever_is_found() -> None:
     for place in range(4):
         for end in range(place, 4):
             for forced in range(5):
@@ -402,7 +402,7 @@ def test_torn_tail(journal: Journal) -> None:
     goes_on(journal, "newest snapshot", "files whole", "torn tail")
 
 
-def test_what_was_not_forced_does_not_come_back_after_a_gap(journal: Journal) -> None:
+def test_what_was_not_fsynced_does_not_come_back_after_a_gap(journal: Journal) -> None:
     journal.sent(3)
     for _ in range(2):
         journal.send()

@@ -87,7 +87,7 @@ def calls_of(kind: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["force", "force_folder"])
-def test_an_error_at_every_single_force_is_reported_stops_the_journal_and_loses_nothing(kind: str) -> None:
+def test_an_error_at_every_single_fsync_is_reported_stops_the_journal_and_loses_nothing(kind: str) -> None:
     for nth in range(1, calls_of(kind) + 1):
         story = Story()
         fault = story.journal.disk.faults.fail(kind, nth=nth)
@@ -159,7 +159,7 @@ def test_an_append_that_was_refused_never_comes_back_by_a_power_cut() -> None:
             journal.send()
 
 
-def test_a_cut_that_cannot_be_forced_stops_the_journal() -> None:
+def test_a_cut_that_cannot_be_fsynced_stops_the_journal() -> None:
     journal = opened(JournalOptions()).sent(2)
     journal.disk.space_bytes = journal.disk.used_bytes() + 10
     journal.disk.faults.fail("force")
@@ -183,7 +183,7 @@ def test_an_error_of_a_write_stops_the_journal_and_reads_go_on() -> None:
     assert journal.store.read(FILE_HEADER_SIZE).lsn == FILE_HEADER_SIZE
 
 
-def test_after_a_failed_force_nothing_is_ever_forced_again() -> None:
+def test_after_a_failed_fsync_nothing_is_ever_fsynced_again() -> None:
     journal = opened().sent(2)
     journal.send()
     journal.disk.faults.fail("force")
@@ -198,7 +198,7 @@ def test_after_a_failed_force_nothing_is_ever_forced_again() -> None:
     assert journal.disk.faults.counts["force"] == forces
 
 
-def test_a_file_with_bytes_that_are_not_known_to_be_forced_is_never_closed() -> None:
+def test_a_file_with_bytes_that_are_not_known_to_be_fsynced_is_never_closed() -> None:
     journal = opened().sent(2)
     journal.send()
     journal.disk.faults.fail("force")
@@ -210,7 +210,7 @@ def test_a_file_with_bytes_that_are_not_known_to_be_forced_is_never_closed() -> 
     assert NEVER_CLOSED.pop().path in {file.path for file in journal.disk.open_files}
 
 
-def test_hazard_07_a_failed_force_leaves_what_it_should_have_forced_unforced() -> None:
+def test_hazard_07_a_failed_fsync_leaves_what_it_should_have_fsynced_non_durable() -> None:
     """The ancestor cleared its list of dirty files even if the force had failed."""
     journal = opened().sent(2)
     forced = journal.store.forced_offset
@@ -225,7 +225,7 @@ def test_hazard_07_a_failed_force_leaves_what_it_should_have_forced_unforced() -
     assert len(journal.crash().state.seen) == 2
 
 
-def test_a_roll_forces_the_old_file_before_the_new_one_is_there() -> None:
+def test_a_roll_fsyncs_the_old_file_before_the_new_one_is_there() -> None:
     journal = opened()
     for _ in range(5):
         journal.send()
@@ -349,7 +349,7 @@ def test_a_checkpoint_that_fails_anywhere_leaves_one_that_is_good(kind: str, err
             assert after.state.seen == journal.state.seen
 
 
-def test_the_forced_mark_is_rewritten_once_a_second_and_only_then() -> None:
+def test_the_durable_lsn_is_rewritten_once_a_second_and_only_then() -> None:
     journal = opened()
 
     def force() -> Callable[[], None] | None:
@@ -381,7 +381,7 @@ def test_the_forced_mark_is_rewritten_once_a_second_and_only_then() -> None:
     assert "checkpoint cannot be written" in (journal.store.stopped or "")
 
 
-def test_the_forced_mark_distinguishes_rot_of_the_last_entry_from_a_torn_tail() -> None:
+def test_the_durable_lsn_distinguishes_rot_of_the_last_entry_from_a_torn_tail() -> None:
     journal = opened().sent(2)
     journal.clock.advance(REWRITE_SECONDS)
     journal.send()
@@ -396,7 +396,7 @@ def test_the_forced_mark_distinguishes_rot_of_the_last_entry_from_a_torn_tail() 
         journal.kill()
 
 
-def test_forces_come_one_at_a_time_however_many_ask() -> None:
+def test_fsyncs_come_one_at_a_time_however_many_ask() -> None:
     journal = opened(JournalOptions()).sent(1)
     inside, most = 0, 0
     lock = threading.Lock()
@@ -427,7 +427,7 @@ def test_forces_come_one_at_a_time_however_many_ask() -> None:
     assert most == 1
 
 
-def test_a_plan_made_before_a_roll_finds_its_file_forced_already() -> None:
+def test_a_plan_made_before_a_roll_finds_its_file_fsynced_already() -> None:
     journal = opened()
     for _ in range(5):
         journal.send()
@@ -441,7 +441,7 @@ def test_a_plan_made_before_a_roll_finds_its_file_forced_already() -> None:
     assert journal.store.forced_offset > plan.end
 
 
-def test_a_force_without_a_worker_moves_the_mark_when_it_has_ended() -> None:
+def test_an_fsync_without_a_worker_moves_the_mark_when_it_has_ended() -> None:
     journal = opened(JournalOptions()).sent(1)
     kernel, reported = Kernel(), []
     journal.send()
@@ -455,7 +455,7 @@ def test_a_force_without_a_worker_moves_the_mark_when_it_has_ended() -> None:
     assert journal.crash().state.seen == journal.state.seen
 
 
-def test_a_force_without_a_worker_that_failed_is_never_retried() -> None:
+def test_an_fsync_without_a_worker_that_failed_is_never_retried() -> None:
     """Every caller that waits for it, or comes later, gets the same error: the system reports it once."""
     for reported_first in (True, False):
         journal = opened(JournalOptions()).sent(1)
@@ -476,7 +476,7 @@ def test_a_force_without_a_worker_that_failed_is_never_retried() -> None:
         assert journal.store.stopped is not None
 
 
-def test_a_file_is_not_closed_while_the_kernel_forces_it() -> None:
+def test_a_file_is_not_closed_while_the_kernel_fsyncs_it() -> None:
     journal = opened(JournalOptions()).sent(1)
     kernel, reported = Kernel(), []
     journal.send()
@@ -489,7 +489,9 @@ def test_a_file_is_not_closed_while_the_kernel_forces_it() -> None:
     assert reported == [None] and not journal.disk.open_files
 
 
-def test_a_roll_and_appends_while_a_checkpoint_forces_are_not_taken_for_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_roll_and_appends_while_a_checkpoint_fsyncs_are_not_taken_for_fsynced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The worker looks at the end and at the file; in between the owner rolls, and writes into the next file."""
     journal = opened()
     for _ in range(4):
@@ -684,7 +686,7 @@ def test_one_append_is_one_write() -> None:
     assert journal.disk.faults.counts["write"] == writes + 1
 
 
-def test_a_flush_is_due_when_much_is_not_forced() -> None:
+def test_a_flush_is_due_when_much_is_not_fsynced() -> None:
     journal = opened(JournalOptions(flush_bytes=3 * ONE))
     for _ in range(3):
         journal.send()
@@ -800,7 +802,7 @@ def test_one_forcer_serves_the_journal_and_waiting_callers_are_notified() -> Non
     assert reported[2] is None
 
 
-def test_a_force_that_began_before_an_append_does_not_cover_it() -> None:
+def test_an_fsync_that_began_before_an_append_does_not_cover_it() -> None:
     journal = opened(WIDE)
     journal.send()
     plan = journal.store.force_plan()
@@ -920,7 +922,7 @@ def test_it_works_on_a_real_disk(tmp_path: Path) -> None:
     assert last.seen == state.seen
 
 
-def test_the_kernel_forces_it_on_a_real_disk(tmp_path: Path) -> None:
+def test_the_kernel_fsyncs_it_on_a_real_disk(tmp_path: Path) -> None:
     queue = AioFsyncQueue.open()
     if queue is None:
         pytest.skip("this system has no AIO")

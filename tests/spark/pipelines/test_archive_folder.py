@@ -54,7 +54,7 @@ def test_a_lock_keeps_others_out_until_it_is_let_go(tmp_path: Path) -> None:
         pass
 
 
-def test_what_cannot_be_forced_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_fsynced_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"one")
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_forced_changes_nothing(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == b"one"
 
 
-def test_a_file_is_forced_before_it_gets_its_name_and_its_folder_after(
+def test_a_file_is_fsynced_before_it_gets_its_name_and_its_folder_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = []

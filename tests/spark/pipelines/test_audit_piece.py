@@ -62,7 +62,7 @@ def test_the_record_that_is_damaged_is_named(tmp_path: Path) -> None:
     assert (finding.first, finding.next) == (0, 4000 + TRAILER_SIZE)
 
 
-def test_the_tail_after_the_forced_mark_is_no_damage(tmp_path: Path) -> None:
+def test_the_tail_after_the_durable_offset_is_no_damage(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "data", 0, [([batch(50, 0, [80] * 40)], None)])
     (path,) = segments(folder)
     sound = path.read_bytes()

@@ -44,7 +44,7 @@ def test_a_large_segment_is_cut_at_entries_of_its_index(tmp_path: Path, monkeypa
     assert audit_here(tmp_path / "data", 100_000).findings == []
 
 
-def test_no_piece_begins_where_a_control_record_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_piece_begins_where_a_block_trailer_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.spark.pipelines.audited.SEGMENT_BYTES", 1 << 20)
     folder = write_log(tmp_path / "data", 0, [([batch(50, 700 * n, [80] * 700)], None) for n in range(12)])
     second = make_plan(RealDisk(), [str(tmp_path / "data")], piece_bytes=100_000).pieces[1]

@@ -144,7 +144,7 @@ def test_what_is_not_there_is_reported_before_spark_is_started(
 # Dead letters by topic; groups' lags are asked of a broker in test_report.py.
 
 
-def test_letters_are_counted_by_topic_state_and_calls(tmp_path: Path) -> None:
+def test_dead_letters_are_counted_by_topic_state_and_calls(tmp_path: Path) -> None:
     store = BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db")))
     store.apply([keeping(0), keeping(1), keeping(2, next_ms=10**15)])
     store.close()

@@ -51,7 +51,7 @@ def test_any_bytes_are_a_value_or_malformed(data: bytes) -> None:
 
 @settings(max_examples=scaled(2000))
 @given(st.binary(max_size=400))
-def test_the_survey_passes_only_what_the_unpacker_reads_the_same_way(data: bytes) -> None:
+def test_the_structure_check_passes_only_what_the_unpacker_reads_the_same_way(data: bytes) -> None:
     try:
         check_structure(data)
     except Malformed:

@@ -45,7 +45,7 @@ def test_a_topic_that_was_made_after_the_last_look_for_it_is_waited_for(broker: 
     assert [message.text for message in broker.drain(consumer)] == ["x"]
 
 
-def test_what_a_handler_raises_is_raised_and_its_message_is_not_processed(broker: SimulatedBroker) -> None:
+def test_what_a_handler_raises_is_raised_and_its_message_is_not_acked(broker: SimulatedBroker) -> None:
     broker.producer().send_many("orders", ["good", "bad", "never"]).result()
 
     def handler(message: Any) -> None:
@@ -60,7 +60,7 @@ def test_what_a_handler_raises_is_raised_and_its_message_is_not_processed(broker
     assert [message.text for message in broker.drain(again)] == ["bad", "never"]
 
 
-def test_what_is_drained_is_processed(broker: SimulatedBroker) -> None:
+def test_what_is_drained_is_acked(broker: SimulatedBroker) -> None:
     broker.producer().send_many("orders", ["one", "two"]).result()
     consumer = broker.consumer("orders", group="billing")
     broker.drain(consumer)

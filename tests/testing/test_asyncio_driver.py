@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 
 import tfmq.aio
-from tests.testing.inside import new_link, new_world
+from tests.testing.simulation_parts import new_link, new_world
 from tfmq.client.connection.requests import request
 from tfmq.client.operation import Event, run_work
 from tfmq.errors import NotAllowed, TimedOut

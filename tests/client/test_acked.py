@@ -42,14 +42,14 @@ def polled(consumer: tfmq.Consumer[Any], count: int) -> str:
 # A message of a loop
 
 
-def test_message_n_is_processed_when_the_next_one_is_asked_for(broker: SimulatedBroker) -> None:
+def test_message_n_is_acked_when_the_next_one_is_asked_for(broker: SimulatedBroker) -> None:
     consumer = member(broker)
     next(consumer), next(consumer), next(consumer)
     consumer.close()
     assert rest(broker) == "2345"
 
 
-def test_it_is_processed_when_with_ends_without_an_exception(broker: SimulatedBroker) -> None:
+def test_it_is_acked_when_with_ends_without_an_exception(broker: SimulatedBroker) -> None:
     with member(broker) as consumer:
         next(consumer), next(consumer)
     assert rest(broker) == "2345"
@@ -63,7 +63,7 @@ def test_so_it_is_after_a_break(broker: SimulatedBroker) -> None:
     assert rest(broker) == "2345"
 
 
-def test_an_exception_leaves_it_unprocessed(broker: SimulatedBroker) -> None:
+def test_an_exception_leaves_it_unacked(broker: SimulatedBroker) -> None:
     with pytest.raises(RuntimeError, match="the handler"), member(broker) as consumer:
         for message in consumer:
             if message.text == "1":
@@ -71,7 +71,7 @@ def test_an_exception_leaves_it_unprocessed(broker: SimulatedBroker) -> None:
     assert rest(broker) == "12345"
 
 
-def test_ctrl_c_leaves_it_unprocessed(broker: SimulatedBroker) -> None:
+def test_ctrl_c_leaves_it_unacked(broker: SimulatedBroker) -> None:
     with pytest.raises(KeyboardInterrupt), member(broker) as consumer:
         for message in consumer:
             if message.text == "1":
@@ -79,7 +79,7 @@ def test_ctrl_c_leaves_it_unprocessed(broker: SimulatedBroker) -> None:
     assert rest(broker) == "12345"
 
 
-def test_ctrl_c_while_the_next_one_is_waited_for_finds_it_processed(broker: SimulatedBroker) -> None:
+def test_ctrl_c_while_the_next_one_is_waited_for_finds_it_acked(broker: SimulatedBroker) -> None:
     """It was asked for the next one, so the one before is done."""
 
     def interrupted(message: Any) -> bool:
@@ -94,14 +94,14 @@ def test_ctrl_c_while_the_next_one_is_waited_for_finds_it_processed(broker: Simu
     assert rest(broker) == "6"
 
 
-def test_a_bare_close_leaves_it_unprocessed(broker: SimulatedBroker) -> None:
+def test_a_bare_close_leaves_it_unacked(broker: SimulatedBroker) -> None:
     consumer = member(broker)
     next(consumer), next(consumer)
     consumer.close()
     assert rest(broker) == "12345"
 
 
-def test_stop_ends_the_loop_after_the_message_which_is_processed(broker: SimulatedBroker) -> None:
+def test_stop_ends_the_loop_after_the_message_which_is_acked(broker: SimulatedBroker) -> None:
     with member(broker) as consumer:
         for message in consumer:
             if message.text == "1":
@@ -112,7 +112,7 @@ def test_stop_ends_the_loop_after_the_message_which_is_processed(broker: Simulat
 # A batch of poll
 
 
-def test_a_polled_batch_is_processed_when_poll_is_called_again(broker: SimulatedBroker) -> None:
+def test_a_polled_batch_is_acked_when_poll_is_called_again(broker: SimulatedBroker) -> None:
     consumer = member(broker)
     assert (polled(consumer, 2), polled(consumer, 2)) == ("01", "23")
     consumer.close()
@@ -127,14 +127,14 @@ def test_also_when_the_poll_brings_nothing(broker: SimulatedBroker) -> None:
     assert rest(broker) == ""
 
 
-def test_a_polled_batch_is_processed_when_with_ends_without_an_exception(broker: SimulatedBroker) -> None:
+def test_a_polled_batch_is_acked_when_with_ends_without_an_exception(broker: SimulatedBroker) -> None:
     with member(broker) as consumer:
         polled(consumer, 2)
     assert rest(broker) == "2345"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_exception_leaves_the_whole_batch_unprocessed(broker: SimulatedBroker, error: type[BaseException]) -> None:
+def test_an_exception_leaves_the_whole_batch_unacked(broker: SimulatedBroker, error: type[BaseException]) -> None:
     with pytest.raises(error), member(broker) as consumer:
         polled(consumer, 1)
         polled(consumer, 2)
@@ -142,7 +142,7 @@ def test_an_exception_leaves_the_whole_batch_unprocessed(broker: SimulatedBroker
     assert rest(broker) == "12345"
 
 
-def test_a_bare_close_leaves_the_whole_batch_unprocessed(broker: SimulatedBroker) -> None:
+def test_a_bare_close_leaves_the_whole_batch_unacked(broker: SimulatedBroker) -> None:
     consumer = member(broker)
     polled(consumer, 2)
     consumer.close()
@@ -202,7 +202,7 @@ def test_an_exception_after_a_commit_takes_nothing_of_it_back(broker: SimulatedB
 # When it is saved
 
 
-def test_what_is_processed_is_saved_every_five_seconds(broker: SimulatedBroker) -> None:
+def test_what_is_acked_is_saved_every_five_seconds(broker: SimulatedBroker) -> None:
     consumer = member(broker)
     polled(consumer, 2), polled(consumer, 2)
     broker.clock.advance(SAVED_EVERY - 0.5)
@@ -211,7 +211,7 @@ def test_what_is_processed_is_saved_every_five_seconds(broker: SimulatedBroker) 
     assert consumer.committed("orders", 0) == consumer.stats()["partitions"]["orders-0"]["processed_offset"] > 0
 
 
-def test_what_is_processed_is_saved_at_a_rebalance(broker: SimulatedBroker) -> None:
+def test_what_is_acked_is_saved_at_a_rebalance(broker: SimulatedBroker) -> None:
     broker.admin().grow_topic("orders", 2)
     broker.producer().send("orders", "other", partition=1).result()
     first = member(broker, strategy="range", save_every=3600)
@@ -227,13 +227,13 @@ def test_what_is_processed_is_saved_at_a_rebalance(broker: SimulatedBroker) -> N
     assert polled(second, 9) == "6", "nothing that the first one had processed comes again"
 
 
-def test_what_is_processed_is_saved_at_close(broker: SimulatedBroker) -> None:
+def test_what_is_acked_is_saved_at_close(broker: SimulatedBroker) -> None:
     with member(broker, save_every=3600) as consumer:
         polled(consumer, 4)
     assert rest(broker) == "45"
 
 
-def test_a_process_that_dies_leaves_what_it_had_processed_and_not_saved(broker: SimulatedBroker) -> None:
+def test_a_process_that_dies_leaves_what_it_had_acked_and_not_saved(broker: SimulatedBroker) -> None:
     """That is the window in which messages come twice: at most `save_every` seconds."""
     consumer = member(broker, session=5)
     polled(consumer, 2), polled(consumer, 2)
@@ -323,7 +323,7 @@ def test_a_transaction_that_commits_has_saved_what_was_handed_out_and_one_that_d
 
 
 @pytest.mark.parametrize("commits", MODES)
-def test_without_handing_out_nothing_is_processed(broker: SimulatedBroker, commits: str) -> None:
+def test_without_handing_out_nothing_is_acked(broker: SimulatedBroker, commits: str) -> None:
     with member(broker, commits) as consumer:
         assert consumer.lag() == 6
         broker.clock.advance(20)

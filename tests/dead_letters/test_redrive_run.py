@@ -92,7 +92,7 @@ def test_after_a_gap_nothing_is_sent_now_or_by_another_redrive_later(broker: Sim
     assert (fate.arrived, len(fate.steps), texts(broker)) == (0, 4, [])
 
 
-def test_a_stream_that_was_closed_after_a_part_says_which_part(broker: SimulatedBroker) -> None:
+def test_a_producer_sequence_that_was_closed_after_a_part_says_which_part(broker: SimulatedBroker) -> None:
     run = Departing(broker)
     run.send(run.letters[:2])
     run.send([run.letters[3]], Process(broker, Path("/nowhere")))
@@ -152,7 +152,7 @@ def test_what_leaves_all_as_it_was_is_raised(broker: SimulatedBroker) -> None:
         run.send(run.letters)
 
 
-def test_fates_are_joined_and_a_journey_names_its_stream() -> None:
+def test_fates_are_joined_and_a_redrive_position_names_its_producer() -> None:
     one = RedriveResult((("a", model.ReturnEvent(1, "me")),), ("x",), "")
     two = RedriveResult((("b", model.ArriveEvent(1, 99, 5, 0)),), ("y",), "no")
     both = one.combine(two)

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
 import tfmq.aio
+from tests.sql.crash_recovery import SETTINGS, messages, soon
 from tests.sql.helpers import put, some_xid
-from tests.sql.settling import SETTINGS, messages, soon
 from tests.sql.shop import Base, Order, orders
 from tests.sql.test_commit_protocol import async_engine_of
 from tests.sql.test_in_doubt import wait_until

@@ -35,7 +35,7 @@ def monkeypatched_pause(seconds: float) -> Iterator[None]:
 # auto
 
 
-def test_auto_a_message_is_processed_when_its_handler_returned(bench: Bench) -> None:
+def test_auto_a_message_is_acked_when_its_handler_returned(bench: Bench) -> None:
     seen = []
 
     def handler(message: Any) -> None:
@@ -58,7 +58,7 @@ def test_auto_it_is_saved_every_few_seconds_while_handlers_work(bench: Bench) ->
     assert seen == [bench.place("a"), bench.place("b"), bench.place("c")]
 
 
-def test_auto_an_exception_leaves_it_unprocessed_until_its_calls_are_used_up(bench: Bench) -> None:
+def test_auto_an_exception_leaves_it_unacked_until_its_calls_are_used_up(bench: Bench) -> None:
     seen = []
 
     def handler(message: Any) -> None:
@@ -74,7 +74,7 @@ def test_auto_an_exception_leaves_it_unprocessed_until_its_calls_are_used_up(ben
     assert bench.saved() is not None and bench.saved() > bench.place("c")  # type: ignore[operator]
 
 
-def test_auto_ctrl_c_in_a_handler_leaves_its_message_unprocessed_and_saves_those_before(bench: Bench) -> None:
+def test_auto_ctrl_c_in_a_handler_leaves_its_message_unacked_and_saves_those_before(bench: Bench) -> None:
     def handler(message: Any) -> None:
         if message.text == "b":
             raise KeyboardInterrupt
@@ -93,7 +93,7 @@ def test_auto_stop_finishes_the_message_in_work_and_begins_no_other(bench: Bench
     assert bench.handled == ["a", "b", "c"]
 
 
-def test_auto_close_in_a_handler_ends_the_run_and_leaves_its_message_unprocessed(bench: Bench) -> None:
+def test_auto_close_in_a_handler_ends_the_run_and_leaves_its_message_unacked(bench: Bench) -> None:
     def handler(message: Any) -> None:
         assert bench.consumer is not None
         if message.text == "b":
@@ -141,7 +141,7 @@ def test_auto_without_a_store_the_error_ends_the_run_in_front_of_its_message(ben
     assert (bench.handled, bench.saved()) == (["a", "b", "b"], bench.place("b"))
 
 
-def test_auto_what_is_put_off_is_processed_since_the_store_has_it(bench: Bench) -> None:
+def test_auto_what_is_put_off_is_acked_since_the_store_has_it(bench: Bench) -> None:
     def handler(message: Any) -> None:
         if message.text == "a":
             raise tfmq.RetryLater(3600)

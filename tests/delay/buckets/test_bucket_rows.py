@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.delay.bucketing import BILLS, DAY, HOUR, MINUTE, NOW, ORDERS, Bench
+from tests.delay.bucket_rig import BILLS, DAY, HOUR, MINUTE, NOW, ORDERS, Bench
 from tests.scale import scaled, seeded
 from tfmq.delay.buckets.store import BucketRow
 from tfmq.delay.queries import pending_histogram

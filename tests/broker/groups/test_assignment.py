@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.broker.group_rig import Seat, seats, settle
+from tests.broker.group_member import Seat, seats, settle
 from tests.broker.helpers import Broker
 from tfmq.protocol.commands import CommitOffsets, DescribeGroup, GroupOffset, Heartbeat, JoinGroup, LeaveGroup
 
@@ -229,7 +229,7 @@ def test_a_grant_is_on_the_disk_before_it_is_reported() -> None:
     assert sorted(owners(reported).values()) == ["ada", "ada", "bob", "bob"]
 
 
-def test_a_join_that_could_not_be_forced_gives_nothing_away() -> None:
+def test_a_join_that_could_not_be_fsynced_gives_nothing_away() -> None:
     broker = Broker(queued=True)
     broker.create()
     broker.disk.faults.fail("force", path="meta")

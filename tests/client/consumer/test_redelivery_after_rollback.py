@@ -13,7 +13,7 @@ from tests import reactor as rig
 from tests.client.consumer.test_core import filled, offset_of
 from tests.client.consumer.test_transaction_offsets import consuming, standing
 from tests.client.handling_rig import GROUP, TOPIC, Bench
-from tests.client.scripted import Broker
+from tests.client.scripted_broker import Broker
 from tfmq import twisted
 from tfmq.dead_letters.store import GroupDeadLetterStore
 from tfmq.errors import Busy, DiskFull, NotAllowed

@@ -40,5 +40,5 @@ def test_delayed_messages_arrive_in_one_log_that_no_topic_has() -> None:
     assert log_id(ID_FIRST, 0) > ARRIVALS_KEY, "topics' incarnations are above the house's own ids"
 
 
-def test_a_mark_says_up_to_where_its_target_must_be_forced() -> None:
+def test_a_mark_says_up_to_where_its_target_must_be_fsynced() -> None:
     assert AppendResult(log_id(16, 0), 4096, [0, 1200]) == (log_id(16, 0), 4096, [0, 1200], ())

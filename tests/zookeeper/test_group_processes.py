@@ -14,7 +14,7 @@ import pytest
 
 from tests.scale import SCALE, scaled
 from tests.zookeeper.conftest import until
-from tests.zookeeper.crew import Crew, Event, Observer, check_handover, crew_of, cut_off
+from tests.zookeeper.group_processes import Crew, Event, Observer, check_handover, crew_of, cut_off
 from tools.rigs.zookeeper import ZooKeeperServer
 
 CUT_SECONDS = 30.0 if SCALE >= 1 else 0.7

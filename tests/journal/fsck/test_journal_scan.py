@@ -82,7 +82,7 @@ def test_a_bad_snapshot_is_reported_and_the_other_one_is_the_base(journal: Journ
     assert found.start_snapshot is not None and found.start_snapshot.number == newest - 1
 
 
-def test_what_is_known_to_be_forced(journal: Journal) -> None:
+def test_what_is_known_to_be_fsynced(journal: Journal) -> None:
     journal.send()
     found = survey(journal)
     assert found.durable_lsn(found.files[0]) == found.files[0].end

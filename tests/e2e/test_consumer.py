@@ -143,7 +143,7 @@ def test_a_second_member_takes_over_from_one_that_is_gone(server: Server, sender
 
 
 @pytest.mark.long
-def test_a_slow_handler_keeps_its_group_and_what_is_processed_is_saved_meanwhile(
+def test_a_slow_handler_keeps_its_group_and_what_is_acked_is_saved_meanwhile(
     server: Server, sender: Sender, topic: str
 ) -> None:
     sender.send(numbers(0, 3))

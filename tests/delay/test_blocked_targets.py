@@ -122,7 +122,7 @@ def test_what_is_written_and_not_on_the_disk_for_sure_waits_still() -> None:
     assert rig.queue._metrics.count_now() == 0 and len(rig.visible()) == 5
 
 
-def test_what_is_written_waits_no_more_when_it_is_forced_nor_when_its_topic_went() -> None:
+def test_what_is_written_waits_no_more_when_it_is_fsynced_nor_when_its_topic_went() -> None:
     rig, _ = failing()
     rig.targets.force(ORDERS)
     assert rig.queue._metrics.count_now() == 0

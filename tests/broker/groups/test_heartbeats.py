@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from tests.broker.group_rig import Seat, seats
+from tests.broker.group_member import Seat, seats
 from tests.broker.helpers import Broker
 from tfmq.protocol.commands import Cancel
 

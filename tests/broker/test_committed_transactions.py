@@ -85,7 +85,7 @@ def test_a_crash_between_the_appends_of_two_partitions_applies_the_rest_once(bro
                 assert len(orders) == 2 * len(bills) >= 4, (topic, keep)
 
 
-def test_a_crash_before_the_decision_is_forced_leaves_all_or_nothing(broker: Broker) -> None:
+def test_a_crash_before_the_decision_is_fsynced_leaves_all_or_nothing(broker: Broker) -> None:
     stream = broker.stream()
     broker.transact(stream, TWO)
     for moment in moments(broker, lambda: broker.transact(stream, TWO), "write", "/transactions/"):
@@ -365,7 +365,7 @@ def test_a_partition_that_stops_after_the_decision_gets_the_rest_when_it_is_resu
     assert found(broker.restart()) == ([b"a", b"b", b"a", b"b", b"plain", b"a", b"b"], [b"c"] * 3)
 
 
-def test_a_failed_force_of_a_partition_loses_nothing_that_was_committed(broker: Broker) -> None:
+def test_a_failed_fsync_of_a_partition_loses_nothing_that_was_committed(broker: Broker) -> None:
     """Applied, answered, not forced yet; the force fails and the resumption cuts it away: it is applied again."""
     stream = broker.stream()
     broker.transact(stream, [("orders", 0, [b"first"])])

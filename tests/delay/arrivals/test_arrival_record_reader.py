@@ -7,7 +7,7 @@ import pytest
 
 from journal.errors import BelowStart, BeyondEnd, NotARecord
 from journal.filenames import segment_name
-from tests.delay.arrived import FOLDER, START_MS, Rig, Wanted, some
+from tests.delay.arrival_log_rig import FOLDER, START_MS, Rig, Wanted, some
 from tests.scale import scaled, seeded
 from tfmq.delay.arrivals import log
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, ArrivalRecordReader, VerifiedBlockCache

@@ -1,4 +1,4 @@
-"""Groups coordinated by a real ZooKeeper: members in this process. Processes that are killed: test_crew.py."""
+"""Groups coordinated by a real ZooKeeper: members in this process. Killed processes: test_group_processes.py."""
 
 import os
 import time

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.broker.group_rig import Name, Seat
+from tests.broker.group_member import Name, Seat
 from tests.broker.helpers import Answer, Broker
 from tfmq.protocol.commands import CommitOffsets, GroupOffset, GrowTopic, PartitionName, ReadOffsets, TransactionOffsets
 
