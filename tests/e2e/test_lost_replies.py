@@ -112,15 +112,15 @@ def test_a_reader_after_cuts_sees_each_message_once_and_in_order(broker: LiveSer
     wanted = numbered(20_000)
     with client.Producer(broker.address) as producer:
         producer.send_many(topic, wanted)
+    cuts = max(5, scaled(CUTS))
     for group in (None, topic):
         with proxied(broker.address) as proxy:
-            down = Cutting(random, 60_000, max(5, scaled(CUTS)))
-            proxy.up, proxy.down = Cutting(random, 500, max(5, scaled(CUTS))), down
+            proxy.up, proxy.down = Cutting(random, 500, cuts), Cutting(random, 60_000, cuts)
             found: list[bytes] = []
             with client.Consumer(
                 proxy.address, topics=topic, group=group, fetch_bytes=20_000, prefetch_bytes=20_000
             ) as consumer:
-                until = time.monotonic() + SECONDS
+                until = time.monotonic() + SECONDS + cuts
                 while len(found) < len(wanted) and time.monotonic() < until:
                     found += [message.payload or b"" for message in consumer.poll(2.0, 300)]
             assert found == wanted, f"seed {SEED}, group {group}: {len(found)}"
