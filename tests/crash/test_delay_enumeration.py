@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from journal.testing import Moment, SimulatedFile, crash_states
-from tests.crash.delay_examination import Examiner, check, view_of
+from tests.crash.delay_examination import Examiner, View, check, view_of
 from tests.crash.delay_failing import FailingLife
 from tests.crash.delay_life import Boundary, Broken, Life, LifeClock, require, small, started
 from tests.crash.delay_points import POINTS
 from tests.scale import SCALE, SEED, scaled, seeded
+from tfmq.protocol.delayed_handle import parse_handle
 
 STATES = 52_000
 """Distinct ones, over all lives."""
@@ -115,6 +116,19 @@ def test_no_crash_at_any_call_loses_doubles_or_hurries_a_delayed_message() -> No
     assert not enumeration.rare(), f"too few states of {enumeration.rare()}"
 
 
+def without_handles_of_others(view: View, given: set[int]) -> View:
+    """The view with the number in place of the handle for messages whose size is not in `given`.
+
+    The delayed messages of a committed transaction may be appended by the start itself. A handle has the epoch of the
+    start in which the message was appended, so it is another one if that start is cut short and the next one appends.
+    """
+    waiting = {
+        size: (place, due, handle if size in given else str(parse_handle(handle).number))
+        for size, (place, due, handle) in view.waiting.items()
+    }
+    return view._replace(waiting=waiting)
+
+
 @pytest.mark.timeout(3600)
 def test_a_start_that_is_cut_short_leaves_what_an_undisturbed_one_finds() -> None:
     """The power goes at each call of a start; the next one finds the same, and so does the one after that."""
@@ -135,7 +149,9 @@ def test_a_start_that_is_cut_short_leaves_what_an_undisturbed_one_finds() -> Non
                 again = started(moment.crash(generator), LifeClock(boundary.wall_ms), life.broker, queued=False)
                 found = view_of(again)
                 where = f"life {number} of seed {SEED}, boundary {boundary.number} ({boundary.after})"
-                require(found == first, f"{where}: first {first}, then {found}")
+                given = {message.size for message in boundary.known.messages if message.handle}
+                kept = without_handles_of_others(found, given) == without_handles_of_others(first, given)
+                require(kept, f"{where}: first {first}, then {found}")
                 disturbed += 1
         number += 1
 
