@@ -18,7 +18,7 @@ from tests.arrow.random_logs import BORN, KEYS, TAGS, attributes
 from tests.scale import scaled
 from tfmq import limits
 from tfmq.arrow import Decoder, Encoded, encode
-from tfmq.arrow.encoder import AttributeParts, build_parts
+from tfmq.arrow.attributes import AttributeParts, build_parts
 from tfmq.client.send.record_encoder import attribute_part, encode_each
 from tfmq.client.send.record_encoder import encode_shared as client_encode
 from tfmq.errors import BadRequest, MessageTooLarge

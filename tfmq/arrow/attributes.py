@@ -1,4 +1,4 @@
-"""Extraction of keys and tags from the encoded attributes of many messages (the format is in docs/protocol.md).
+"""Decoding and encoding of the attributes of many messages: key, tag, properties (the format is in docs/protocol.md).
 
 An attribute is a msgpack map. It is called plain if it has no other fields than birth time, key and tag, in this order.
 Nearly all attributes are plain. numpy decodes all plain attributes at once, at about 60 ns each. `decode_attribute`
@@ -8,7 +8,8 @@ decodes the others one by one: those with properties, with counts of attempts, o
 from __future__ import annotations
 
 import sys
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,9 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from journal.record.format import Buffer
+from journal.record.format import Buffer, tag_hash
 from tfmq import limits
-from tfmq.errors import DecodeFailed
+from tfmq.bounded_msgpack import Malformed, pack, unpack
+from tfmq.errors import BadRequest, DecodeFailed, MessageTooLarge
 from tfmq.message import BORN_AT, BORN_MS_MAX, KEY, TAG, Attribute, decode_attribute
 
 
@@ -276,3 +278,247 @@ class _FieldReader:
         begins = cursor + there * (1 + heads)
         ends = begins + there * lengths
         return ends, left - there, plain, FieldSpans(begins, ends, there, there & _IS_TEXT[kind])
+
+
+# Encoding
+
+_MAPS: Final = pa.array([bytes([_MAP | count]) for count in range(4)], pa.binary())
+_NULL_SHAPE: Final = 0
+_TAG_SHIFT: Final = 32
+"""Bit position of the tag's shape in a number that combines the shapes of key and tag (see `_value_shapes`)."""
+
+
+class AttributeParts(NamedTuple):
+    """The encoded attributes of all rows.
+
+    `pieces`: columns that the caller joins row by row. A joined row is the size of the attribute (4 bytes) and the
+    attribute, or b"" if the row has no attribute. `tag_hashes`: the hash of each tag, 0 without a tag.
+    """
+
+    pieces: list[pa.BinaryArray]
+    has_attribute: Array
+    tag_hashes: Array
+
+
+class GivenAttributes(NamedTuple):
+    """The decoded fields of the column `attributes` that the caller has passed.
+
+    `plain`: whether the attribute has only birth time, key and tag. `birth_times`: the field as it is encoded, or b"".
+    `birth_counts`: 1 if there is a birth time, else 0. `text`: whether the key is a string.
+    """
+
+    plain: Array
+    birth_times: pa.BinaryArray
+    birth_counts: Array
+    keys: pa.BinaryArray
+    text: Array
+    tags: pa.StringArray
+
+
+def build_parts(batch: pa.RecordBatch, *, lenient: bool = False) -> AttributeParts | None:
+    """Return the encoded attributes of the records; None if no record has an attribute.
+
+    An attribute is taken from the column `attributes`. If there is a column `key` or `tag`, its value replaces that
+    field of the attribute, and a null removes the field. If an attribute already has these values, its bytes stay.
+    With `lenient`, the bytes of an invalid attribute stay too, if the row has neither key nor tag in these columns.
+    Attributes that are not plain (`GivenAttributes.plain`) are encoded row by row if they change. Raises: BadRequest,
+    with the row, for an attribute that cannot be decoded; MessageTooLarge for a key, tag or attribute above its limit.
+    """
+    names = [name for name in ("attributes", "key", "tag") if name in batch.schema.names]
+    if all(batch.column(name).null_count == len(batch) for name in names):
+        return None
+    given = {name: batch.column(name) for name in names}
+    key = _require_valid("key", given["key"], limits.KEY_BYTES) if "key" in given else None
+    tag = _require_valid("tag", given["tag"], limits.TAG_BYTES) if "tag" in given else None
+    tag = _without_empty(tag) if tag is not None else None
+    old_bytes = given.get("attributes")
+    if old_bytes is None or old_bytes.null_count == len(batch):
+        return _parts_from_key_and_tag(key, tag)
+    old = _decode_given(old_bytes, lenient)
+    key = old.keys if key is None else key
+    tag = old.tags if tag is None else tag
+    same_key, same_tag = _equal_rows(key, old.keys), _equal_rows(tag, old.tags)
+    changed = ~(same_key & same_tag)
+    new = old_bytes
+    if changed.any():
+        text = np.where(same_key, old.text, pa.types.is_string(key.type))
+        new = pc.if_else(pa.array(changed), _build_attributes(old, key, text, tag), old_bytes)
+        new = _rewrite_rows(new, np.flatnonzero(changed & ~old.plain), old_bytes, key, same_key, tag, same_tag)
+    _require_valid("attribute (key, tag and properties together)", new, limits.ATTRIBUTE_BYTES)
+    having: Array = new.is_valid().to_numpy(zero_copy_only=False)
+    return AttributeParts([_with_size(new)], having, _tag_hashes(tag))
+
+
+def _parts_from_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) -> AttributeParts:
+    """Return attributes that contain only key and tag. A column is None if it is missing; at most one is missing."""
+    shape: Any = np.int64(0)
+    hashes: Any = np.uint32(0)
+    pieces = []
+    if key is not None:
+        shape = _value_shapes(key, pa.types.is_string(key.type))
+        pieces.append(key)
+    if tag is not None:
+        tags = _value_shapes(tag, True)
+        shape = shape | tags << _TAG_SHIFT
+        hashes = _tag_hashes(tag)
+        pieces += [_bytes_by_shape(tags, partial(_field_header, TAG)), tag]
+    pieces = [each.cast(pa.binary()).fill_null(b"") if each.null_count else each.cast(pa.binary()) for each in pieces]
+    return AttributeParts([_bytes_by_shape(shape, _attribute_start), *pieces], shape != _NULL_SHAPE, hashes)
+
+
+def _attribute_start(shape: int) -> bytes:
+    """Return the bytes of an attribute before its key: the size, the map header and the header of the key.
+    `shape`: the shape of the key (see `_value_shapes`), and from bit _TAG_SHIFT on the shape of the tag."""
+    if shape == _NULL_SHAPE:
+        return b""
+    tag, key = divmod(shape, 1 << _TAG_SHIFT)
+    head = _field_header(KEY, key)
+    rest = len(_field_header(TAG, tag)) + sum((each - 1) >> 1 for each in (key, tag) if each != _NULL_SHAPE)
+    size = 1 + len(head) + rest
+    return size.to_bytes(4, "big") + bytes([_MAP | (key != _NULL_SHAPE) + (tag != _NULL_SHAPE)]) + head
+
+
+def _decode_given(old: pa.BinaryArray, lenient: bool) -> GivenAttributes:
+    data, edges = column_edges(old)
+    begins, ends = edges[:-1], edges[1:]
+    attributes = AttributeColumn(data, begins, ends, old.is_valid().to_numpy(zero_copy_only=False))
+    try:
+        fields = attributes.decode_fields("key", "tag", lenient=lenient)
+    except UnreadableAttribute as error:
+        raise BadRequest(f"The attributes of row {error.row} cannot be sent. {error}") from None
+    layout = attributes.layout
+    heads = gather_bytes(data, layout.birth_times.begins, layout.birth_times.ends)
+    counts = (layout.birth_times.ends > layout.birth_times.begins).astype(np.uint8)
+    return GivenAttributes(layout.plain, heads, counts, fields["key"], layout.keys.text, _without_empty(fields["tag"]))
+
+
+def _build_attributes(old: GivenAttributes, key: pa.Array, text: Array, tag: pa.StringArray) -> pa.BinaryArray:
+    """Encode attributes from the birth times in `old` and the new `key` and `tag`. `text`: whether each key is text."""
+    counts = (
+        old.birth_counts + key.is_valid().to_numpy(zero_copy_only=False) + tag.is_valid().to_numpy(zero_copy_only=False)
+    )
+    maps = _MAPS.take(pa.array(counts))
+    key, tag = key.cast(pa.binary()), tag.cast(pa.binary())
+    pieces = [
+        maps,
+        old.birth_times,
+        _field_headers(KEY, key, text),
+        key,
+        _field_headers(TAG, tag, np.ones(len(tag), dtype=bool)),
+        tag,
+    ]
+    found = pc.binary_join_element_wise(*(each.fill_null(b"") for each in pieces), b"")
+    return pc.if_else(pa.array(counts > 0), found, pa.scalar(None, pa.binary()))
+
+
+def _field_headers(number: int, values: pa.BinaryArray, text: Array) -> pa.BinaryArray:
+    """Return the bytes that precede each value in a map: field number and msgpack header; nothing for a null."""
+    return _bytes_by_shape(_value_shapes(values, text), partial(_field_header, number))
+
+
+def _value_shapes(values: pa.Array, text: Array | bool) -> Array:
+    """Return the shape of each value, a number that encodes its length and type, which determine the msgpack header."""
+    lengths: Array = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
+    shapes: Array = (lengths << 1 | text) + 1
+    if not values.null_count:
+        return shapes
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
+    return np.where(valid, shapes, _NULL_SHAPE)
+
+
+def _bytes_by_shape(shapes: Array, made: Callable[[int], bytes]) -> pa.BinaryArray:
+    """Return a column of `made(shape)` for each shape. `made` is called only once for each distinct shape."""
+    distinct = pa.array(shapes).dictionary_encode()
+    return pa.array([made(each) for each in distinct.dictionary.to_pylist()], pa.binary()).take(distinct.indices)
+
+
+def _field_header(number: int, shape: int) -> bytes:
+    if shape == _NULL_SHAPE:
+        return b""
+    length, text = divmod(shape - 1, 2)
+    packed = pack("x" * length if text else bytes(length))
+    return pack(number) + packed[: len(packed) - length]
+
+
+def _rewrite_rows(
+    column: pa.BinaryArray,
+    rows: Array,
+    old: pa.BinaryArray,
+    key: pa.Array,
+    same_key: Array,
+    tag: pa.StringArray,
+    same_tag: Array,
+) -> pa.BinaryArray:
+    """Return `column` with new attributes in the rows `rows`. A new attribute has the fields of the row in `old`. If
+    `same_key` is false, `key` replaces the key among them; if `same_tag` is false, `tag` replaces the tag."""
+    if not len(rows):
+        return column
+    made: list[bytes | None] = []
+    for row in rows.tolist():
+        attribute = old[row].as_py()
+        fields = _attribute_fields(attribute, row)
+        for number, value, same in ((KEY, key[row], same_key[row]), (TAG, tag[row], same_tag[row])):
+            if not same:
+                fields.pop(number, None)
+                fields.update({number: value.as_py()} if value.is_valid else {})
+        # Fields with a number come first, in ascending order; fields with a name follow in their present order.
+        order = sorted(fields, key=lambda name: (0, name) if isinstance(name, int) else (1, 0))
+        made.append(pack({name: fields[name] for name in order}) if fields else None)
+    mask = np.zeros(len(column), dtype=bool)
+    mask[rows] = True
+    return pc.replace_with_mask(column, pa.array(mask), pa.array(made, pa.binary()))
+
+
+def _attribute_fields(attribute: bytes | None, row: int) -> dict[Any, Any]:
+    """Return the fields of an attribute, {} for None. Raises BadRequest with the row if they cannot be decoded."""
+    try:
+        fields = unpack(attribute, text_keys=False) if attribute else {}
+        if not isinstance(fields, dict):
+            raise Malformed("it is not a map")
+    except Malformed as error:
+        raise BadRequest(f"The attributes of row {row} cannot be sent with another key or tag: {error}.") from None
+    return fields
+
+
+def _with_size(attributes: pa.BinaryArray) -> pa.BinaryArray:
+    lengths = pc.binary_length(attributes).fill_null(0).to_numpy().astype(">u4")
+    sizes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(4), len(attributes), [None, pa.py_buffer(lengths)])
+    return pc.binary_join_element_wise(sizes.cast(pa.binary()), attributes, b"").fill_null(b"")
+
+
+def _tag_hashes(tags: pa.StringArray) -> Array:
+    distinct = tags.dictionary_encode()
+    hashes = pa.array([tag_hash(each) for each in distinct.dictionary.to_pylist()], pa.uint32())
+    found: Array = hashes.take(distinct.indices).fill_null(0).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _without_empty(tags: pa.StringArray) -> pa.StringArray:
+    return pc.if_else(pc.equal(tags, ""), pa.scalar(None, pa.string()), tags)
+
+
+def _equal_rows(new: pa.Array, old: pa.Array) -> Array:
+    """Return for each row whether the two columns have the same bytes or are both null."""
+    if new is old:
+        return np.ones(len(new), dtype=bool)
+    new, old = new.cast(pa.binary()), old.cast(pa.binary())
+    both = pc.and_(new.is_null(), old.is_null())
+    found: Array = pc.or_(pc.equal(new, old).fill_null(False), both).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _require_valid(name: str, column: pa.Array, most: int) -> pa.Array:
+    """Return the column if its values are valid. Raises MessageTooLarge for a value of more than `most` bytes,
+    BadRequest for text that is not UTF-8."""
+    lengths = pc.binary_length(column).fill_null(0).to_numpy()
+    row = int(lengths.argmax())
+    if lengths[row] > most:
+        raise MessageTooLarge(
+            f"The {name} of row {row} has {lengths[row]} bytes, {most:d} are allowed: put it into the value."
+        )
+    if pa.types.is_string(column.type):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            raise BadRequest(f"The column {name} holds text that is not UTF-8: give it as binary.") from None
+    return column

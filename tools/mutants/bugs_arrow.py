@@ -209,7 +209,7 @@ ARROW: Final = (
     Mutant(
         "null-key-leaves-the-old-one",
         "the columns key and tag decide",
-        "tfmq/arrow/encoder.py",
+        "tfmq/arrow/attributes.py",
         "    changed = ~(same_key & same_tag)\n",
         "    changed = ~((same_key | key.is_null().to_numpy(zero_copy_only=False)) & same_tag)\n",
         [PARTS],
@@ -217,7 +217,7 @@ ARROW: Final = (
     Mutant(
         "same-key-packed-anew",
         "equal values leave the bytes as they are",
-        "tfmq/arrow/encoder.py",
+        "tfmq/arrow/attributes.py",
         "    changed = ~(same_key & same_tag)\n",
         "    changed = ~(same_key & same_tag) | old.plain & (old.birth_counts > 0)\n",
         [PARTS],
@@ -225,7 +225,7 @@ ARROW: Final = (
     Mutant(
         "hash-of-the-old-tag",
         "a broker filters by the tag that the message has",
-        "tfmq/arrow/encoder.py",
+        "tfmq/arrow/attributes.py",
         "    return AttributeParts([_with_size(new)], having, _tag_hashes(tag))\n",
         "    return AttributeParts([_with_size(new)], having, _tag_hashes(old.tags))\n",
         [PARTS],
@@ -233,7 +233,7 @@ ARROW: Final = (
     Mutant(
         "hash-of-no-tag-beside-a-key",
         "a broker filters by the tag that the message has",
-        "tfmq/arrow/encoder.py",
+        "tfmq/arrow/attributes.py",
         "        hashes = _tag_hashes(tag)\n",
         "        hashes = _tag_hashes(tag) if key is None else hashes\n",
         [PARTS],
@@ -241,7 +241,7 @@ ARROW: Final = (
     Mutant(
         "size-without-the-tag",
         "the columns key and tag decide",
-        "tfmq/arrow/encoder.py",
+        "tfmq/arrow/attributes.py",
         (
             "    rest = len(_field_header(TAG, tag)) + sum((each - 1) >> 1 for each in (key, tag) if"
             " each != _NULL_SHAPE)\n"
@@ -252,7 +252,7 @@ ARROW: Final = (
     Mutant(
         "shapes-of-two-rows-mixed",
         "the columns key and tag decide",
-        "tfmq/arrow/encoder.py",
+        "tfmq/arrow/attributes.py",
         "        shape = shape | tags << _TAG_SHIFT\n",
         "        shape = shape | tags\n",
         [PARTS],
@@ -260,7 +260,7 @@ ARROW: Final = (
     Mutant(
         "properties-lost-beside-a-new-key",
         "the other fields of an attribute are kept",
-        "tfmq/arrow/encoder.py",
+        "tfmq/arrow/attributes.py",
         "        fields = _attribute_fields(attribute, row)\n",
         "        fields: dict[Any, Any] = {}\n",
         [PARTS],
@@ -268,7 +268,7 @@ ARROW: Final = (
     Mutant(
         "text-key-becomes-bytes-beside-a-new-tag",
         "equal values leave the bytes as they are",
-        "tfmq/arrow/encoder.py",
+        "tfmq/arrow/attributes.py",
         "        text = np.where(same_key, old.text, pa.types.is_string(key.type))\n",
         "        text = np.full(len(key), pa.types.is_string(key.type))\n",
         [PARTS],
@@ -276,7 +276,7 @@ ARROW: Final = (
     Mutant(
         "no-utf-8-sent-as-text",
         "nothing is sent that a reader cannot decode",
-        "tfmq/arrow/encoder.py",
+        "tfmq/arrow/attributes.py",
         "            column.validate(full=True)\n",
         "            column.validate()\n",
         [PARTS],
