@@ -186,7 +186,7 @@ class ApplyTarget(Protocol):
         ...
 
     def append_bytes_max(self, key: int) -> int:
-        """Return the maximum bytes of batches in one `Append` to `key`; a single block may be larger."""
+        """Return the maximum bytes of one `Append` to the partition `key`. An append of one block may be larger."""
         ...
 
     def begin_exclusive(self, key: int, source: SourceId) -> None:

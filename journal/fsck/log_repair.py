@@ -774,7 +774,10 @@ def without_foreign(data: bytes, offset: int, log_id: int, ordinal: int | None, 
 
 
 def _fill_range(size: int, count: int, log_id: int, closing: BlockTrailer) -> RebuiltRange:
-    """Replace a range by fillers only; the first filler has all `count` ordinals."""
+    """Return fillers (blocks without messages) for a damaged range of `size` bytes without a valid record.
+
+    The first filler counts as all `count` lost messages, so that later messages keep their ordinals.
+    """
     parts, pieces = [], []
     position = 0
     trailer = closing

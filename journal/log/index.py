@@ -266,9 +266,10 @@ class OnDiskIndex(SegmentIndex):
     """An index that is searched in its file, for a process that reads another process's log.
 
     A search reads O(log n) of the n entries, `SegmentIndex.load` reads all. Each entry that is used is verified by its
-    CRC and by the block trailer before the position in the entry. `size`: bytes of the segment that are searched, even
-    if the segment has grown since. `pread(size, position)` reads the segment. `blocks(position)` yields the segment's
-    valid blocks from the start of a block on. The constructor and every search may raise InvalidIndex, OSError.
+    CRC, and by the segment: a block trailer must end at the position that the entry names. `size`: bytes of the segment
+    that are searched, even if the segment has grown since. `pread(size, position)` reads the segment.
+    `blocks(position)` yields the segment's valid blocks from `position` on, which is the start of a block. The
+    constructor and every search may raise InvalidIndex, OSError.
     """
 
     def __init__(

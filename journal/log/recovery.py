@@ -480,9 +480,9 @@ class LogReplay:
             _, self.durable_ordinal = self._unsynced_ends.popleft()
 
     def _find_next_block(self, segment: Segment, place: int, end: int) -> NextValidBlock | None:
-        """Find the next valid block after the invalid block at offset `place`; None if there is none.
+        """Find the next valid block before `end`, after the invalid block at offset `place`; None if there is none.
 
-        Also advances the durable offset to the highest one that the trailer of the found block or a later one reports.
+        Also raises the durable offset to the highest durable offset in the trailers of this block and of later blocks.
         """
         if place >= end:
             return None

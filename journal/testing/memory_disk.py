@@ -623,7 +623,7 @@ CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 class CrashChoice(NamedTuple):
     """A state after a power loss. `operations`: whether each pending folder operation is durable. `files`: for each
-    changed file, (size, index of the version of each sector)."""
+    changed file its size, then one number for each sector: which of the contents written to the sector is durable."""
 
     operations: tuple[bool, ...]
     files: tuple[tuple[int, ...], ...]

@@ -41,8 +41,8 @@ class Partition:
 
     Appends are written in the order of `enqueue`, several in one write. The reply to an append is sent after the write,
     or after the fsync if the client asked for durability. While a worker does file work for the log, such as creating
-    a segment, the queue waits. One source of effects (for example the transaction journal, whose committed transactions
-    are effects) may have exclusive use of the partition. Then only its effects are written; other appends wait.
+    a segment, the queue waits. The transaction journal, or another source of effects
+    (appends that a commit makes), may have exclusive use of the partition. Then other appends wait.
     """
 
     def __init__(

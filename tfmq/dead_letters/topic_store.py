@@ -489,7 +489,7 @@ def _read_body(link: ClientConnection, letter: Letter, until: float) -> Operatio
 
 
 def _read_original(link: ClientConnection, letter: Letter, until: float) -> Operation[ReceivedMessage[Any] | None]:
-    """Return the letter's message from its own topic; None if it or the topic is deleted."""
+    """Return the message of a dead letter from the topic where its handling failed; None if one of them is deleted."""
     original = ProducerPartition(letter.topic, letter.incarnation, letter.partition, 0)
     try:
         message = yield from _read_message(link, original, letter.offset, until)

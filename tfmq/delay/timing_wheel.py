@@ -34,7 +34,7 @@ ROWS_MAX: Final = 1 << 62
 UNKNOWN_DUE: Final = -1
 
 
-# Rows of the wheel: columns, 24 bytes a message.
+# The rows of the wheel: one for each message, 24 bytes, stored as one array for each column.
 
 DUE_BITS: Final = 40
 """Bits of a due time, which is stored in ms after the base of the wheel. They are enough for 34 years."""

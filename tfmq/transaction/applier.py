@@ -167,7 +167,10 @@ class Applier(ApplyQueues["TargetQueue"]):
         return wrote
 
     def may_send(self, queue: TargetQueue, size_bytes: int) -> bool:
-        """Return whether `queue` may apply `size_bytes` more in this turn; if not, let it continue in the next turn."""
+        """Return whether `queue` may apply `size_bytes` more in this turn of the broker, and count them.
+
+        All queues together apply at most TURN_BYTES in a turn. Above that, `queue` continues in the next turn.
+        """
         if self.stopping or self.unlimited_turns:
             return True
         if self._turn_bytes and self._turn_bytes + size_bytes > TURN_BYTES:

@@ -225,7 +225,7 @@ class CommitGroupCommands:
         return [each for each in found if each is not None and self._active.is_certainly(each, states.PREPARED)]
 
     def _roll_back_open(self, epochs: Iterable[int]) -> None:
-        """Roll back the open transactions among the group's members `epochs`, each by its own record."""
+        """Roll back those members of a commit group that are still open. `epochs`: the epochs of these transactions."""
         # Called after the group's record is written, so that open members stay open if that write fails. A member whose
         # prepare record is being written is rolled back at the end of that write, because it is fenced by then.
         for epoch in epochs:

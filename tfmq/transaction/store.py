@@ -433,7 +433,10 @@ class TransactionStore:
         return self._journal.stopped
 
     def certainly_not_committed(self, xid: str, epoch: int) -> bool:
-        """Return whether a local transaction was certainly not committed, as a commit's outcome would be stored."""
+        """Return whether a transaction with an xid of the broker is known not to be committed.
+
+        Its epoch was assigned and outcomes of that epoch are still stored, but there is none of this transaction.
+        """
         given = self._table.local_outcomes.expired_epoch < epoch < self._table.epochs_end
         return given and xid.startswith(LOCAL_PREFIX) and self.find_outcome(xid, epoch) is None
 

@@ -31,7 +31,7 @@ Partition = tuple[str, int]
 
 
 class Candidate(NamedTuple):
-    """A member, as input of a strategy. It accepts the partitions `only` of its topics, or all if `only` is None."""
+    """A member, as input of a strategy. It accepts all partitions of its topics or, if `only` is given, just these."""
 
     id: str
     topics: Collection[str]

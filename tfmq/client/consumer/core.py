@@ -462,7 +462,7 @@ class ConsumerCore:
         if self._task_failures:
             raise self._task_failures.pop(0)
 
-    # Shutdown
+    # Fork and shutdown
 
     def reset_after_fork(self) -> None:
         """Reset the state in a forked child. The child reads from the same positions, and joins the group as a new

@@ -126,9 +126,9 @@ def _check_consumer(consuming: ConsumerCore, in_broker: bool = False) -> Members
 class TransactionPositions(NamedTuple):
     """Snapshot of a consumer for a broker transaction.
 
-    `row`: the offsets to send to the broker. `positions`: the same as read positions. `generations`: the generation of
-    each partition's assignment. `lock`: the consumer's lock, which the methods acquire. To avoid a deadlock, call the
-    methods only while no other consumer's lock is held.
+    `row`: the offsets as they are sent to the broker. `positions`: these offsets in the form of read positions.
+    `generations`: the generation of each partition's assignment. `lock`: the consumer's lock, which the methods
+    acquire. To avoid a deadlock, call the methods only while no other consumer's lock is held.
     """
 
     core: ConsumerCore

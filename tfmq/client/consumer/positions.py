@@ -277,8 +277,8 @@ class Positions:
         return {name: place for name, place in places.items() if place.offset != known[name]}
 
     def delegate_to_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
-        """Record that a transaction will commit `positions`. Revoked partitions are then released before this commit,
-        because the consumer may not be informed of it."""
+        """Record that a transaction will commit `positions`. If one of these partitions is revoked, it is released
+        without waiting for the commit, because the consumer may never be informed of the commit."""
         for name, place in positions.items():
             self._delegated[name] = place.offset
             if self.uncommitted.get(name, UNKNOWN) <= place.offset:

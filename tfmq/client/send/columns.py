@@ -72,7 +72,10 @@ class TableReader:
         return ColumnBatch(records, len(rows), int(records.ends[-1]))
 
     def _read_slices(self) -> Iterator[pa.RecordBatch]:
-        """Yield the table's rows in slices of about one batch or, if the rows have keys, one batch per partition."""
+        """Yield the table's rows in slices of about `batch_bytes`.
+
+        If the rows have keys, a slice has that size for each partition, because its rows are divided among them.
+        """
         for batch in self._batches:
             if not batch.num_rows:
                 continue

@@ -201,7 +201,10 @@ class ArchiveFile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan of a step: pieces to archive, and offsets deleted before (gaps). `node`: broker's id, "" if unknown."""
+    """What one step of a run archives: `pieces`.
+
+    `gaps`: ranges of offsets that were deleted before any run archived them. `node`: id of the broker, "" if unknown.
+    """
 
     step: int
     topic: str

@@ -51,7 +51,10 @@ class ClaimCheck(NamedTuple):
 def plan_claim_checks(
     address: SourceAddress, logs: Iterable[PartitionLog], kept: Sequence[LetterSummary]
 ) -> list[ClaimCheck]:
-    """Return the checks of all claims that the dead letters `kept` make about partitions in `logs`."""
+    """Return the checks of what the dead letters `kept` say: at which offset of a partition their message is.
+
+    A dead letter that was sent again also says where. Partitions that are not in `logs` are left out.
+    """
     known = {(log.topic, log.incarnation, log.partition): log for log in logs}
     claims: dict[PartitionLog, list[LetterClaim]] = {}
     for letter in kept:
