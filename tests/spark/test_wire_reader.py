@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.scale import scaled, seeded
 from tests.spark.stored import SEGMENT_BYTES, fill, joined, small_broker, wanted
+from tfmq.embedded import local_server
 from tfmq.errors import Busy, ConnectionFailed, LogTruncated, OffsetOutOfRange, StorageStopped, TimedOut, UnknownTopic
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Locate
@@ -312,6 +314,19 @@ def test_time_counts_only_while_a_caller_waits(filled: SimulatedBroker) -> None:
         for chunk in reading:
             assert chunk.data
             filled.clock.advance(60)
+
+
+@pytest.mark.long
+def test_a_caller_that_is_away_for_longer_than_the_timeout_reads_on(tmp_path: Path) -> None:
+    with local_server(tmp_path / "data") as servers:
+        with Producer(servers) as producer:
+            producer.send_many("orders", [bytes(1000)] * 300)
+        with BrokerLogReader(servers, timeout=0.3) as logs:
+            sizes = []
+            for chunk in logs.read_blocks(whole(logs), 100_000):
+                sizes.append(len(chunk.data))
+                time.sleep(0.6)  # the reply to the next request arrives, and no thread reads it
+    assert len(sizes) > 2 and sum(sizes) > 300_000
 
 
 @pytest.mark.long
