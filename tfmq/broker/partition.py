@@ -123,7 +123,7 @@ class Partition:
                 self.file_work_running = True
                 self._run(work, partial(self._file_work_done, staged))
         except BaseException:
-            # `enqueue` reports only the first append of a queue. So nobody else would write the rest of it.
+            # `enqueue` reports only the first append of a queue. So nothing else would write the rest of it.
             if self._queue:
                 self._timers.after(0.0, self.write)
             raise

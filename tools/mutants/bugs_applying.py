@@ -227,7 +227,7 @@ APPLIED: Final = (
     ),
     Mutant(
         "targets-that-cannot-be-computed-end-all-applying",
-        "a commit is applied after any error, and none behind it waits for a restart",
+        "a commit is applied after any error, and no later one waits for a restart",
         "tfmq/transaction/applier.py",
         "        if error is not None:\n            self._start_failed(error)\n            return\n",
         "        if error is not None:\n            raise error\n",

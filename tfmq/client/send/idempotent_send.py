@@ -8,7 +8,7 @@ writes down that the records are stored, and only then continues with more recor
 
 After an exception of `send_idempotent` it is unknown whether the records are stored, and another process that has read
 the same sequences may still send them. After `close_producer` the caller knows the last stored sequence, and the broker
-stores nothing more under that producer id. If the producer id has expired, the broker rejects it for ever and no longer
+stores nothing more under that producer id. If the producer id has expired, the broker rejects it for good and no longer
 knows its last sequence: then `find_records` searches the log.
 """
 
