@@ -297,6 +297,7 @@ def test_a_dry_run_counts_and_changes_nothing(broker: SimulatedBroker, store: Pa
     fill(broker, store)
     report, steps = redrive(broker, store, Wish(dry=True))
     assert (report.targets, report.sent, steps) == ({"orders": MESSAGES}, 0, 0)
+    assert report.unsendable == [], "it reads no bodies, so it does not know which letters have none"
     assert states(broker, store) == {DEAD: MESSAGES}
     assert again(broker) == []
     redrive(broker, store, killed_at=3)

@@ -84,8 +84,7 @@ DELAY_FIRING: Final = (
         "tfmq/delay/cancellation.py",
         "            self.arrival_log.when_forced(end, durable)\n",
         "            durable(None)\n",
-        [CRASHES],
-        scale=0.01,
+        ["tests/delay/test_cancellation.py::test_cancelled_is_reported_only_when_it_is_on_the_disk"],
     ),
     Mutant(
         "cancelled-messages-fire-all-the-same",

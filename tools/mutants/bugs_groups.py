@@ -65,7 +65,7 @@ GROUP_OWNERS: Final = (
             "        self._release_all_of(member_id)\n"
         ),
         '        """Remove a member for good and release its partitions."""\n',
-        [GROUP, GROUPS],
+        [f"{GROUPS}::test_the_last_member_that_leaves_releases_its_partitions_in_the_catalog_too"],
     ),
     Mutant(
         "gives-up-what-it-has-not-heard-of",

@@ -111,6 +111,19 @@ def test_who_leaves_makes_room_at_once(broker: Broker) -> None:
     assert broker.ask(LeaveGroup("billing", "ghost", 99)).left is False
 
 
+def test_the_last_member_that_leaves_releases_its_partitions_in_the_catalog_too(broker: Broker) -> None:
+    """An expired member that returns still owns its partitions; one that has left does not, nor after a restart."""
+    (only,) = seats(broker, "ada")
+    assert owners(broker) == dict.fromkeys(range(10), "ada")
+    name = min(only.held)
+    assert only.leave().left is True
+    assert owners(broker) == {}
+    for restart in (False, True):
+        only.connect(broker.restart() if restart else broker)
+        assert (only.ask_beat().code, only.commit(10, name).code, only.leave().left) == ("fenced", "fenced", False)
+        assert owners(only.broker) == {}
+
+
 # Topics
 
 
