@@ -270,6 +270,34 @@ def test_a_grant_that_the_full_disk_refused_is_tried_again_and_no_other_member_h
     assert len(second.numbers) == len(first.numbers) == 1
 
 
+@pytest.mark.parametrize("how", ["leave", "expire"])
+def test_the_end_of_the_last_member_on_a_full_disk_is_in_the_catalog_once_there_is_space(
+    broker: Broker, how: str
+) -> None:
+    """So that no start waits for that member. No group is kept in memory for it after that."""
+    (only,) = seats(broker, "ada")
+    full = broker.disk.faults.fail("write", error=28, times=None, path=".catalog")
+    if how == "leave":
+        assert only.leave().left is True
+    else:
+        only.disconnect()
+        broker.advance(31)
+    for _ in range(3):
+        broker.advance(1.1)
+    row = broker.engine.broker.catalog.state.groups["billing"]
+    assert [(each.member, each.expired) for each in row.owners.values()] == [("ada", False)] * 10
+    assert full.hit >= 3, "it is tried again and again"
+    broker.disk.faults.clear()
+    broker.advance(1.1)
+    expected = [] if how == "leave" else [("ada", True)] * 10
+    assert [(each.member, each.expired) for each in row.owners.values()] == expected
+    broker.advance(1.1)
+    assert broker.engine.broker.group_coordinator.find("billing") is None
+    second = Seat(broker.restart(), "bob")
+    second.join()
+    assert second.numbers == list(range(10))
+
+
 def test_many_changes_of_a_turn_are_one_entry(broker: Broker) -> None:
     members = [Seat(broker, f"m{n}") for n in range(12)]
     before = broker.engine.broker.catalog.log.count

@@ -59,6 +59,8 @@ class GroupCoordinator:
         """The groups in memory. A group whose state is all in the catalog is dropped, and created again if needed."""
         self._pending_entries: dict[str, int] = {}
         """Group -> number of its entries that were submitted to the catalog and are neither durable nor failed yet."""
+        self._retries: set[str] = set()
+        """Groups whose entry was not written; their assignment is planned anew after RETRY_SECONDS."""
         self._subscribed_names = 0
         self._pending_owners = 0
         self._generation = 0
@@ -245,7 +247,7 @@ class GroupCoordinator:
         return group
 
     def _drop_if_empty(self, group: Group) -> None:
-        in_work = group.name in self._due or group.name in self._pending_entries
+        in_work = any(group.name in each for each in (self._due, self._pending_entries, self._retries))
         if group.is_empty and not in_work and self._groups.get(group.name) is group:
             del self._groups[group.name]
 
@@ -398,10 +400,20 @@ class GroupCoordinator:
             self._reply_join(group, *join, error)
         if error is None and group.target_outdated:
             self._mark_due(group)
-        elif error is not None and group.members:
-            self._timers.after(RETRY_SECONDS, partial(self._mark_due, group))
+        elif error is not None and (group.members or group.row.owners):
+            # Without members too: the catalog does not know yet which owners have left or expired.
+            self._retry_later(group)
         self._check_heartbeats(group, {owner.member for owner in changes.assigned.values()})
         self._drop_if_empty(group)
+
+    def _retry_later(self, group: Group) -> None:
+        def retry() -> None:
+            self._retries.discard(group.name)
+            self._mark_due(group)
+
+        if group.name not in self._retries:
+            self._retries.add(group.name)
+            self._timers.after(RETRY_SECONDS, retry)
 
     def _reply_join(self, group: Group, member: Member, reply: Reply, error: BaseException | None) -> None:
         there = group.members.get(member.id) is member
