@@ -407,4 +407,6 @@ class JournalRecovery:
         if lsn < file.end:
             report.rewritten_bytes = file.end - lsn
             rewrite_durably(file.file, lsn - file.first, file.size)
+            # If the roll that created the file was interrupted, the file's name may not be durable. The first write of
+            # the checkpoint fsyncs the folder too, but on a full disk the journal is used without that write.
             disk.force_folder(folder)

@@ -330,13 +330,19 @@ def test_what_was_accepted_after_the_durable_lsn_is_written_again_and_fsynced_be
     assert again.crash().state.seen == journal.state.seen
 
 
-def test_a_last_file_whose_name_is_not_known_to_be_fsynced_is_made_durable_too() -> None:
+@pytest.mark.parametrize("full", [False, True], ids=["space", "full"])
+def test_a_last_file_whose_name_is_not_known_to_be_fsynced_is_made_durable_too(full: bool) -> None:
+    """Also if the disk is full when the start writes the checkpoint: entries are accepted nevertheless."""
     journal = opened().sent(5)
     journal.disk.faults.fail("force_folder")
     with pytest.raises(Exception, match="could not be created"):
         journal.send()
     again = Journal(journal.disk)
+    if full:
+        journal.disk.faults.fail("write", path=CHECKPOINT, error=errno.ENOSPC)
     again.open()
+    warnings = again.store.recovery.warnings
+    assert any("the checkpoint could not be written" in warning for warning in warnings) == full
     assert again.numbers == [1, 2]
     place = again.send()
     again.store.force()
