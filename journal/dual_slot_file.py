@@ -46,7 +46,8 @@ class DualSlotFile:
         self._earlier_writes_durable = False
         """False until the first write, which first fsyncs an existing file: its bytes may not be durable yet."""
         self._name_durable = False
-        """False until the first fsynced write, which fsyncs the folder too, in case an unsynced write made the file."""
+        """False until the first fsynced write, which fsyncs the folder too, in case an unsynced write made the file.
+        The recovery of a log relies on this also for the name of its last segment."""
 
     def read(self) -> tuple[int, bytes] | None:
         """(sequence, payload) of the newest valid slot; None if both slots are empty; otherwise Corrupt is raised."""

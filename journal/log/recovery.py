@@ -295,18 +295,15 @@ class LogRecovery:
             segment_set.end, segment_set.end_ordinal = end
         try:
             self._truncate_tail(replay.tail_action)
-            durable = min(replay.durable, segment_set.end)
-            if segment_set.active.base >= durable:
-                # No byte of this segment is known to be durable. If the roll that created the segment was interrupted,
-                # the name of its file may not be durable either.
-                self._disk.force_folder(self._folder)
-            self._rewrite_tail(durable)
+            self._rewrite_tail(min(replay.durable, segment_set.end))
             if segment_set.active.end < segment_set.end:
                 segment_set.active.seal()
                 segment_set.replace_segments((*segment_set.segments, self._new_segment(segment_set.end)))
             segment_set.raise_durable(*end)
             epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), truncated=True)
             starts = add_epoch_start(segment_set.starts, epoch, segment_set.end)
+            # This also makes the name of the active segment durable, which it may not be yet if a roll was interrupted:
+            # the first fsynced write of a checkpoint file fsyncs the folder. Until then, nothing is appended.
             self.checkpoint_file.write_durably(segment_set.checkpoint()._replace(epoch=epoch, starts=starts))
             segment_set.epoch, segment_set.starts = epoch, starts
         except Full:
