@@ -74,10 +74,11 @@ class LogReader(Protocol):
         """Yield the blocks that contain the records of `range`, in order and without gaps.
 
         The first and the last block may also contain records outside of the range. Each item has blocks of at most
-        `max_bytes` together, or a single larger block.
+        `max_bytes` together, or a single larger block. If a repair has replaced the record at `range.start` by a
+        filler, the first block is the one with the filler.
 
-        Raises OffsetOutOfRange (records were deleted by retention, or are not durable yet), LogTruncated, Damaged,
-        UnknownTopic, ConnectionFailed, TimedOut.
+        Raises OffsetOutOfRange (records were deleted by retention, or are not durable yet), NotARecord (no record
+        starts at `range.start`), LogTruncated, Damaged, UnknownTopic, ConnectionFailed, TimedOut.
         """
 
     def close(self) -> None:

@@ -40,7 +40,8 @@ class Bounds(NamedTuple):
 
 
 class OffsetRange(NamedTuple):
-    """The records of `log` with `start` <= offset < `end`; both are offsets where records begin."""
+    """The records of `log` with `start` <= offset < `end`; both are offsets where records begin, or began before a
+    repair."""
 
     log: PartitionLog
     start: int

@@ -9,26 +9,40 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tfmq
+from journal.fsck.log_repair import repair
 from tests.scale import scaled, seeded
 from tests.spark.pipelines import messages
 from tests.spark.pipelines.killing import runs_of
 from tests.spark.pipelines.messages import archived, by_listing, by_manifest, in_topic, run_inline, send, some
+from tests.spark.test_planning_gaps import damaged_broker
 from tfmq.admin import Admin
 from tfmq.cli.main import run as tfmq_command
-from tfmq.errors import BadRequest, Busy, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.log_reader import SourceAddress, open_log_reader
+from tfmq.errors import BadRequest, Busy, Damaged, LogTruncated, NotARecord, OffsetOutOfRange, UnknownTopic
+from tfmq.spark.file_reader import FolderLogReader
+from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
 from tfmq.spark.pipelines import archive_folder
-from tfmq.spark.pipelines.archive import TopicArchiver, archive, ends_after, find_new_ranges, plan_step, readable_start
+from tfmq.spark.pipelines.archive import (
+    ArchiveOptions,
+    TopicArchiver,
+    archive,
+    archive_piece,
+    ends_after,
+    find_new_ranges,
+    plan_step,
+)
 from tfmq.spark.pipelines.archive_folder import ArchiveFolder, ArchivePiece, Gap, hold_lock
 from tfmq.spark.pipelines.command import run_command
+from tfmq.spark.pipelines.parquet_files import read_batches
 from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog, split_range, split_targets
+from tfmq.spark.wire_reader import BrokerLogReader
+from tfmq.testing.broker import SimulatedBroker
 from tools.rigs import spark_session
 from tools.rigs.live_server import LiveServer
 
@@ -419,20 +433,64 @@ def test_what_retention_took_of_a_step_that_was_begun_is_reported_or_noted(
     assert by_listing(folder) == by_manifest(folder, topic)
 
 
-def test_what_retention_takes_while_a_piece_begins_is_reported() -> None:
-    class Taken:
-        """Logs of which everything before offset 500 has just gone."""
+DISK_FOLDER = "/data"
+ADDRESS = SourceAddress("127.0.0.1:1")
 
-        def next_message_offset(self, log: Any, offset: int) -> int:
-            return max(offset, 500)
 
-        def bounds(self, log: Any) -> Bounds:
-            return Bounds(500, 1000, 5, 10)
+@pytest.fixture(params=["folder", "wire"])
+def simulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedBroker]:
+    """A broker with damage in its topic "orders", which tasks read from its folder or from itself."""
+    with damaged_broker() as broker:
 
-    taken: Any = Taken()
-    log = PartitionLog("orders", 0, 5, 5 << 24)
-    assert readable_start(taken, log, ArchivePiece(0, 5, 5 << 24, 100, 900)) == 100
-    assert readable_start(taken, log, ArchivePiece(0, 5, 5 << 24, 600, 900)) == 600
+        def opened(address: SourceAddress) -> LogReader:
+            if request.param == "folder":
+                return FolderLogReader(DISK_FOLDER, broker.disk)
+            return BrokerLogReader(broker.servers)
+
+        monkeypatch.setattr("tfmq.spark.pipelines.archive.open_log_reader", opened)
+        yield broker
+
+
+def whole_log(broker: SimulatedBroker) -> ArchivePiece:
+    with FolderLogReader(DISK_FOLDER, broker.disk) as logs:
+        (log,) = logs.partitions("orders")
+        bounds = logs.bounds(log)
+    return ArchivePiece(log.partition, log.incarnation, log.log_id, bounds.first, bounds.end)
+
+
+def offsets_in(folder: Path, piece: ArchivePiece) -> list[int]:
+    files = archive_piece(ArchiveOptions(ADDRESS, folder), "orders", piece).result
+    return [row["offset"] for file in files for batch in read_batches(folder, file) for row in batch.to_pylist()]
+
+
+def test_a_piece_that_starts_inside_a_repaired_range_has_the_messages_after_it(
+    simulated: SimulatedBroker, folder: Path
+) -> None:
+    """A step that was planned before the repair can have such pieces."""
+    every = whole_log(simulated)
+    simulated.stop()
+    (repaired,) = repair(simulated.disk, f"{DISK_FOLDER}/orders-0")
+    simulated.start()
+    offsets = offsets_in(folder, every)
+    assert len(offsets) == 600 - repaired.lost
+    (filler,) = [(start, start + size) for start, size, _ in repaired.fillers if size > 5000]
+    assert not any(filler[0] <= offset < filler[1] for offset in offsets)
+    for start in (*range(filler[0], filler[1], 499), filler[1] - 1, offsets[5]):
+        assert offsets_in(folder, every._replace(start=start)) == [offset for offset in offsets if offset >= start]
+        before = every._replace(end=start)
+        assert offsets_in(folder, before) == [offset for offset in offsets if offset < start]
+    assert offsets_in(folder, every._replace(start=filler[0] + 100, end=filler[1] - 100)) == []
+    with pytest.raises(NotARecord, match=f"orders-0: no record starts at offset {offsets[5] + 1}"):
+        offsets_in(folder, every._replace(start=offsets[5] + 1))
+
+
+def test_what_retention_takes_before_a_piece_is_read_is_reported(simulated: SimulatedBroker, folder: Path) -> None:
+    every = whole_log(simulated)
+    first = simulated.admin().truncate_before("orders", 0, every.end - 5000)
+    assert every.start < first < every.end
+    assert offsets_in(folder, every._replace(start=first))
+    with pytest.raises(OffsetOutOfRange, match=f"orders-0: offsets {every.start} to {first} were removed"):
+        offsets_in(folder, every)
 
 
 def test_a_log_that_was_set_back_is_refused(

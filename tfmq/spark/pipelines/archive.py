@@ -86,21 +86,10 @@ def archive_piece(options: ArchiveOptions, topic: str, piece: ArchivePiece) -> T
     log = PartitionLog(topic, piece.partition, piece.incarnation, piece.log_id)
     decoder = Decoder(topic, piece.partition, piece.log_id, COLUMNS, options.verify, lenient=True)
     with open_log_reader(options.address) as logs:
-        start = readable_start(logs, log, piece)
-        chunks = logs.read_blocks(OffsetRange(log, start, piece.end)) if start < piece.end else iter(())
-        batches = (decoder.decode(each.data, each.offset, piece.start, piece.end) for each in chunks)
+        runs = logs.read_blocks(OffsetRange(log, piece.start, piece.end))
+        batches = (decoder.decode(each.data, each.offset, piece.start, piece.end) for each in runs)
         files = write_piece(options.folder, topic, piece, batches, options.compression)
     return TaskResult(files, sum(each.rows for each in files), piece.end - piece.start)
-
-
-def readable_start(logs: LogReader, log: PartitionLog, piece: ArchivePiece) -> int:
-    """Return the offset of the first message in `piece`: not the start of the piece if a repair put a filler there.
-
-    If messages of the piece were deleted, return the piece's start, so that reading it raises OffsetOutOfRange.
-    """
-    start = logs.next_message_offset(log, piece.start)
-    gone = logs.bounds(log).first > piece.start  # requested last, because messages may be deleted during the call above
-    return piece.start if gone else start
 
 
 class TopicArchiver:
