@@ -129,6 +129,28 @@ def test_the_first_pause_is_short() -> None:
     assert rig.visible() == [b"a"]
 
 
+@pytest.mark.parametrize("owner, name", [(lines, "join_records"), (lines.TargetQueue, "_check_target")])
+def test_an_unexpected_error_of_one_target_loses_nothing_and_holds_up_no_other(
+    owner: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig()
+    rig.send([b"a"], 10)
+    rig.send([b"b"], 10, key=BILLS)
+
+    def fails(*_: object) -> None:
+        patched.undo()
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, fails)
+        with pytest.raises(MemoryError):
+            rig.advance(0.1)
+    rig.advance(0)
+    assert (rig.visible(ORDERS), rig.visible(BILLS)) == ([], [b"b"])
+    rig.advance(RETRY_SECONDS)
+    assert rig.visible(ORDERS) == [b"a"]
+
+
 def test_a_stop_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.send([b"a"], 10)
