@@ -4,13 +4,17 @@ import io
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tfmq.cli.main import run
 from tools.rigs.live_server import LiveServer
+
+GUARD_SECONDS = 60.0
 
 
 class Ran(NamedTuple):
@@ -52,6 +56,42 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[LiveServer]:
+    """A broker that a test may kill and start again."""
+    server = LiveServer(tmp_path / "data")
+    server.start()
+    yield server
+    if server in LiveServer.alive:
+        server.stop()
+
+
+class Shown:
+    """What a command has written so far, also while it runs."""
+
+    def __init__(self, capture: pytest.CaptureFixture[bytes]) -> None:
+        self._capture = capture
+        self.out, self.err = b"", ""
+
+    def read(self) -> None:
+        found = self._capture.readouterr()
+        self.out += found.out
+        self.err += found.err.decode()
+
+    def wait_for(self, text: str) -> None:
+        """Wait until `text` was written on standard output or standard error."""
+        ends = time.monotonic() + GUARD_SECONDS
+        while text not in self.err and text.encode() not in self.out:
+            assert time.monotonic() < ends, (text, self.out, self.err)
+            time.sleep(0.02)
+            self.read()
+
+
+@pytest.fixture
+def shown(capsysbinary: pytest.CaptureFixture[bytes]) -> Shown:
+    return Shown(capsysbinary)
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """`tfmq read`: up to the present end, by place, count, tag and group, in every form."""
 
 import re
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,9 +13,10 @@ from journal.log.checkpoint import read_log_id
 from journal.log.log import Log
 from journal.record.batch import succession_source
 from journal.record.block_trailer import TRAILER_SIZE
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, Shown
 from tfmq.broker.data_repair import repair_data
-from tfmq.cli.output import Output, time_text
+from tfmq.cli.main import run
+from tfmq.cli.output import CONNECTION_CHECK_SECONDS, Output, time_text
 from tfmq.cli.read import escape_controls, fill_template, make_formatter
 from tfmq.client.consumer.message import Origin, ReceivedMessage
 from tfmq.consumer import Consumer
@@ -82,6 +85,36 @@ def test_where_a_group_has_an_offset_it_is_said_that_from_is_not_used(cli: Cli, 
     assert f"--from is not used where the group {topic} has an offset" in again.err
     assert f"tfmq group reset {topic} {topic} --to" in again.err
     assert cli("read", topic, "-g", topic, "--from", "earliest", "-q").err == ""
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_lost_connection_and_its_return_are_printed_once_each(
+    own_broker: LiveServer, shown: Shown, topic: str, quiet: bool
+) -> None:
+    address = own_broker.address
+    with Producer(address) as producer:
+        producer.send(topic, b"before").result()
+    lost = f"tfmq: no connection to the broker at {address}, trying again; stop with Ctrl-C\n"
+
+    def interrupt() -> None:
+        shown.wait_for("before")
+        own_broker.kill()
+        if quiet:
+            time.sleep(4 * CONNECTION_CHECK_SECONDS)
+        else:
+            shown.wait_for(lost)
+        own_broker.start()
+        with Producer(address) as producer:
+            producer.send(topic, b"after").result()
+
+    with ThreadPoolExecutor(1) as executor:
+        outage = executor.submit(interrupt)
+        options = ["-q"] if quiet else []
+        assert run(["read", topic, "--follow", "-n", "2", "--servers", address, *options]) == 0
+        outage.result()
+    shown.read()
+    assert shown.out == b"before\nafter\n"
+    assert shown.err == ("" if quiet else f"{lost}tfmq: connected to the broker at {address} again\n")
 
 
 def test_tags_choose(cli: Cli, topic: str) -> None:

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, Shown
+from tfmq.admin import Admin
 from tfmq.cli.main import run
 from tfmq.cli.output import Output
 from tfmq.cli.send import SharedOptions, message_of, print_result, split_stream
+from tfmq.consumer import Consumer
 from tfmq.message import SendResult
 from tfmq.producer import Producer
 from tfmq.protocol.delayed_handle import Handle, format_handle
+from tools.rigs.live_server import LiveServer
 
 
 def payloads(cli: Cli, topic: str) -> list[str]:
@@ -69,6 +72,42 @@ def test_ctrl_c_says_how_many_messages_may_not_be_delivered(
     assert run(["send", topic]) == 130
     said = "interrupted: 0 messages were delivered to {}; 2 more may not be delivered\n\n"
     assert capsysbinary.readouterr().err.decode() == said.format(topic)
+
+
+class StreamOverAnOutage(io.BytesIO):
+    """Three lines; the broker is away when the second one is sent, until `after` was written."""
+
+    def __init__(self, broker: LiveServer, shown: Shown, topic: str, after: str) -> None:
+        super().__init__()
+        self.broker, self.shown, self.topic, self.after = broker, shown, topic, after
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"a\n"
+        with Consumer(self.broker.address, topics=self.topic) as consumer:
+            assert next(iter(consumer)).payload == b"a"
+        self.broker.kill()
+        yield b"b\n"
+        self.shown.wait_for(self.after)
+        self.broker.start()
+        yield b"c\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--json", "--lines", "-"]], ids=["people", "programs"])
+def test_a_lost_connection_and_its_return_are_printed_once_each(
+    own_broker: LiveServer, shown: Shown, topic: str, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = f"tfmq: no connection to the broker at {own_broker.address}, trying again; stop with Ctrl-C\n"
+    with Admin(own_broker.address) as admin:
+        admin.create_topic(topic)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(StreamOverAnOutage(own_broker, shown, topic, lost)))
+    assert run(["send", topic, *options, "--servers", own_broker.address]) == 0
+    shown.read()
+    lines = shown.err.splitlines(keepends=True)
+    assert lines[:2] == [lost, f"tfmq: connected to the broker at {own_broker.address} again\n"]
+    if options:
+        assert lines[2:] == [] and json.loads(shown.out)["count"] == 3
+    else:
+        assert lines[2:] == [f"sent 3 messages to {topic} (synced)\n"] and shown.out == b""
 
 
 def test_nul_may_end_messages(cli: Cli, topic: str) -> None:

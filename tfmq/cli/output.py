@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from tfmq.admin import Admin
+    from tfmq.client.connection.connection import ClientConnection
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,6 +37,8 @@ PIPE_WIDTH = 200
 BAR_TEXT_WIDTH = 26
 """Characters beside a progress bar: for the number, the time, and the blanks between them."""
 BAR_AFTER_SECONDS = 1.0  # shorter work has no progress bar
+CONNECTION_CHECK_SECONDS = 0.5
+"""Interval at which a command checks its connection. A loss is reported if the next check finds no connection, too."""
 SEPARATOR = "  "
 """Separates the values of a row that is not printed as a table, and indents the row's second and later lines."""
 
@@ -399,6 +402,60 @@ def progress(
         with starts:
             ended = True
             bar.stop()
+
+
+class ConnectionReport:
+    """Prints once per loss of a connection that requests wait for it, and once that it was made again.
+
+    It only reads the state of `link`, so it does not need the driver's lock.
+    """
+
+    def __init__(self, link: "ClientConnection") -> None:
+        self._link = link
+        self._suspected: int | None = None
+        """The number of connections so far, if the last check found none; otherwise None."""
+        self._lost: int | None = None
+        """The number of connections before the loss that was printed and has not ended; otherwise None."""
+
+    def check(self) -> None:
+        from tfmq.client.connection.connection import ConnectionState, join_addresses
+
+        link = self._link
+        count = link.connection_count
+        if self._lost is not None:
+            if count > self._lost:
+                click.echo(f"tfmq: connected to the broker at {link.server} again", err=True)
+                self._lost = self._suspected = None
+            return
+        # The first connection is not lost, and a loss for which no request waits is not noticed by the user.
+        is_lost = count > 0 and link.state == ConnectionState.DOWN and link.has_pending_requests
+        if is_lost and count == self._suspected:
+            self._lost = count
+            servers = join_addresses(link.servers)
+            click.echo(f"tfmq: no connection to the broker at {servers}, trying again; stop with Ctrl-C", err=True)
+        self._suspected = count if is_lost else None
+
+
+@contextmanager
+def report_connection(output: Output, link: "ClientConnection") -> Iterator[None]:
+    """While the block runs, print on standard error when its connection is lost and when it is made again."""
+    if output.quiet:
+        yield
+        return
+    report, ended = ConnectionReport(link), threading.Event()
+
+    def check_regularly() -> None:
+        while not ended.wait(CONNECTION_CHECK_SECONDS):
+            report.check()
+
+    thread = threading.Thread(target=check_regularly, name="tfmq connection report", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        report.check()
 
 
 def bar_width(columns: int) -> int:

@@ -17,7 +17,17 @@ from click.core import ParameterSource
 from tfmq.cli import main
 from tfmq.cli.main import DAMAGE_FOUND
 from tfmq.cli.option_types import StartPosition, client_id_option
-from tfmq.cli.output import Output, iso_text, json_text, output_options, payload_fields, progress, time_text, with_noun
+from tfmq.cli.output import (
+    Output,
+    iso_text,
+    json_text,
+    output_options,
+    payload_fields,
+    progress,
+    report_connection,
+    time_text,
+    with_noun,
+)
 from tfmq.cli.topic import find_topic
 from tfmq.ids import format_id
 from tfmq.message import PartitionState
@@ -113,7 +123,11 @@ def read(
         client_id=client_id,
     )
     out, printed = sys.stdout.buffer, 0
-    with consumer, progress(output, f"reading {topic}", None, follow or sys.stdout.isatty()) as advance:
+    with (
+        report_connection(output, consumer._core.link),
+        consumer,
+        progress(output, f"reading {topic}", None, follow or sys.stdout.isatty()) as advance,
+    ):
         for messages in read_batches(consumer, None if follow else ReadEnds(output, topic, ends, group), count):
             out.writelines(map(line, messages))
             out.flush()  # the next poll acknowledges these messages

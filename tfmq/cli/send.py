@@ -14,7 +14,7 @@ import click
 from tfmq.cli import main
 from tfmq.cli.delay_view import due_fields
 from tfmq.cli.option_types import Delay, Moment, Property, client_id_option
-from tfmq.cli.output import Output, json_text, output_options, progress, time_text, with_noun
+from tfmq.cli.output import Output, json_text, output_options, progress, report_connection, time_text, with_noun
 from tfmq.cli.topic import check_name
 from tfmq.client.send.partitioner import KeyHash
 from tfmq.ids import format_id
@@ -115,7 +115,11 @@ def send(
         output.info(f"type the messages, {end}; Ctrl-D at the start of a line ends")
     producer = Producer(output.servers, acks=acks, selector=RoundRobinSelector(), client_id=client_id)
     try:
-        with producer, progress(output, f"sending to {topic}", None, typed or not is_stream) as advance:
+        with (
+            report_connection(output, producer._core.link),
+            producer,
+            progress(output, f"sending to {topic}", None, typed or not is_stream) as advance,
+        ):
             count, last, delayed = send_all(producer, topic, read, advance, shared.is_delayed and output.json)
     except KeyboardInterrupt:
         # `with` has delivered the messages that were read, unless a second Ctrl-C interrupted the delivery.
