@@ -28,7 +28,8 @@ def payloads(cli: Cli, topic: str) -> list[str]:
 
 
 def test_arguments_are_messages_and_the_answer_says_where(cli: Cli, topic: str) -> None:
-    assert cli("send", topic, "hello").err == f"sent to {topic}, partition 0, offset 0 (synced)\n"
+    created = f"created topic {topic} (1 partition)\n"
+    assert cli("send", topic, "hello").err == f"{created}sent to {topic}, partition 0, offset 0 (synced)\n"
     assert cli("send", topic, "a", "b").err == f"sent 2 messages to {topic} (synced)\n"
     assert cli("send", topic, "c", "--quiet") == (0, b"", "")
     reported = cli("send", topic, "d", "--acks", "written", "--json").json
@@ -39,6 +40,28 @@ def test_arguments_are_messages_and_the_answer_says_where(cli: Cli, topic: str) 
         0,
     )
     assert payloads(cli, topic) == ["hello", "a", "b", "c", "d"]
+
+
+def test_the_first_message_creates_a_missing_topic_and_its_partitions_are_counted(
+    cli: Cli, broker: LiveServer, topic: str
+) -> None:
+    assert cli("send", topic, given=b"").err == f"sent 0 messages to {topic}\n"
+    for options in (["--quiet"], ["--json"], ["--delay", "1h"]):
+        name = topic + options[0]
+        said = cli("send", name, "late", *options).err
+        assert said.startswith(f"created topic {name} (1 partition)\n") if "--delay" in options else said == ""
+    with Admin(broker.address) as admin:
+        assert topic not in {each.name for each in admin.topics()}
+        admin.create_topic(topic, partitions=2)
+    assert cli("send", topic, "there").err.startswith(f"sent to {topic}, partition ")
+
+
+def test_a_missing_topic_is_an_error_where_the_setting_is_off(offline: Cli, tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "data", "topics.auto_create=false")
+    server.start()
+    ran = offline("send", "orders", "1", "--servers", server.address)
+    server.stop()
+    assert ran.code == 1 and ran.err.startswith("tfmq: There is no topic orders, and topics.auto_create is off.")
 
 
 def test_lines_of_standard_input_are_messages(cli: Cli, topic: str) -> None:
@@ -60,7 +83,8 @@ def test_ctrl_c_says_how_many_messages_were_delivered(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(InterruptedStream()))
     assert run(["send", topic]) == 130
-    assert capsysbinary.readouterr().err.decode() == f"interrupted: 2 messages were delivered to {topic}\n\n"
+    created, said = f"created topic {topic} (1 partition)\n", f"interrupted: 2 messages were delivered to {topic}\n\n"
+    assert capsysbinary.readouterr().err.decode() == created + said
     assert payloads(cli, topic) == ["a", "b"]
 
 
@@ -70,8 +94,9 @@ def test_ctrl_c_says_how_many_messages_may_not_be_delivered(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(InterruptedStream()))
     monkeypatch.setattr(Producer, "stats", lambda producer: {"messages": 0})
     assert run(["send", topic]) == 130
-    said = "interrupted: 0 messages were delivered to {}; 2 more may not be delivered\n\n"
-    assert capsysbinary.readouterr().err.decode() == said.format(topic)
+    created = f"created topic {topic} (1 partition)\n"
+    said = f"interrupted: 0 messages were delivered to {topic}; 2 more may not be delivered\n\n"
+    assert capsysbinary.readouterr().err.decode() == created + said
 
 
 class StreamOverAnOutage(io.BytesIO):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -16,6 +17,7 @@ from tfmq.cli.delay_view import due_fields
 from tfmq.cli.option_types import Delay, Moment, Property, client_id_option
 from tfmq.cli.output import Output, json_text, output_options, progress, report_connection, time_text, with_noun
 from tfmq.cli.topic import check_name
+from tfmq.client.connection.requests import MetadataCache, fetch_topics
 from tfmq.client.send.partitioner import KeyHash
 from tfmq.ids import format_id
 from tfmq.message import Message
@@ -87,11 +89,12 @@ def send(
 ) -> None:
     """Send PAYLOADs to TOPIC, which is made on first use.
 
-    Without PAYLOAD and file, each line of standard input is a message. With --json, standard input has objects as
-    `tfmq read --json` prints them; payload, key, tag and properties of each object are sent. To send plain lines with
-    --json, use `--lines -`. Messages without a key go to the partitions in turn; messages with the same key go to the
-    same partition. After Ctrl-C, the messages that were read are delivered, if the broker is reached before a second
-    Ctrl-C or the timeout, and their number is printed; so is the number of those that may not be delivered.
+    A topic that is made is named on standard error. Without PAYLOAD and file, each line of standard input is a message.
+    With --json, standard input has objects as `tfmq read --json` prints them; payload, key, tag and properties of each
+    object are sent. To send plain lines with --json, use `--lines -`. Messages without a key go to the partitions in
+    turn; messages with the same key go to the same partition. After Ctrl-C, the messages that were read are delivered,
+    if the broker is reached before a second Ctrl-C or the timeout, and their number is printed; so is the number of
+    those that may not be delivered.
     """
     from tfmq.producer import Producer
 
@@ -120,7 +123,8 @@ def send(
             producer,
             progress(output, f"sending to {topic}", None, typed or not is_stream) as advance,
         ):
-            count, last, delayed = send_all(producer, topic, read, advance, shared.is_delayed and output.json)
+            create = partial(create_missing_topic, producer, topic, output)
+            count, last, delayed = send_all(producer, topic, read, advance, shared.is_delayed and output.json, create)
     except KeyboardInterrupt:
         # `with` has delivered the messages that were read, unless a second Ctrl-C interrupted the delivery.
         if not output.quiet:
@@ -158,16 +162,37 @@ class RoundRobinSelector(KeyHash):
     per_batch = False
 
 
+def create_missing_topic(producer: "Producer", topic: str, output: Output) -> None:
+    """Create the topic if it is missing, as the first message would, and print that it was created.
+
+    The name may be mistyped. Raises the errors of the first message, such as UnknownTopic without `topics.auto_create`.
+    """
+    link, seconds = producer._core.link, producer._core.options.timeout
+    metadata = MetadataCache(link.now)
+    fetch = partial(fetch_topics, link, metadata, [topic], retry_while_busy=True, seconds=seconds)
+    if not producer._driver.run(fetch()):
+        for created in producer._driver.run(fetch(create=True)):
+            output.info(f"created topic {topic} ({with_noun(len(created.partitions), 'partition')})")
+
+
 def send_all(
-    producer: "Producer", topic: str, messages: Iterator[Message], advance: Callable[[int], None], handles: bool = False
+    producer: "Producer",
+    topic: str,
+    messages: Iterator[Message],
+    advance: Callable[[int], None],
+    handles: bool = False,
+    before_first: Callable[[], None] = lambda: None,
 ) -> tuple[int, "SendResult | None", list[str | None]]:
     """Send all messages and wait for their acks. Return their number, the last result, and the list of their handles.
 
-    If there are no messages, the last result is None. If `handles` is false, the list is empty.
+    If there are no messages, the last result is None. If `handles` is false, the list is empty. `before_first` is
+    called when the first message was read.
     """
     count, last, kept = 0, None, []
     try:
         for message in messages:
+            if not count:
+                before_first()
             last = producer.send(topic, message)
             count += 1
             if handles:
