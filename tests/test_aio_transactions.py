@@ -10,10 +10,11 @@ import pytest
 import tfmq
 from tests.client.fake_broker import HOLD, LOSE, FakeBroker, listening
 from tests.scale import scaled
+from tests.transaction_stories import commit_by_leaving, drive_through_both_phases, send_in_transactions_and_plainly
 from tfmq import aio, aio_transactions, transactions
 from tfmq.aio_transactions import checked_in
 from tfmq.client.transaction.check_back import InDoubt
-from tfmq.errors import NotAllowed, TransactionRolledBack, TransactionState
+from tfmq.errors import TransactionRolledBack, TransactionState
 from tfmq.protocol.commands import Produce, Transact
 
 SECONDS = 20.0
@@ -51,14 +52,7 @@ def test_a_plain_with_says_what_to_write() -> None:
 
 def test_leaving_with_commits_and_gives_handles() -> None:
     async def story(made: aio.Producer, broker: FakeBroker) -> None:
-        async with made.transaction() as tx:
-            delivery = await tx.send("orders", b"1", key="k")
-            many = await tx.send_many("orders", [b"2", "3"])
-            with pytest.raises(NotAllowed, match="Ask for the result after the commit"):
-                await delivery
-            assert broker.payloads("orders") == []
-        assert tx.state == "committed" and (await delivery).offset == 0
-        assert sum(each.count for each in await many) == 2
+        await commit_by_leaving(made, broker)
 
     assert play(story).payloads("orders") == [b"1", b"2", b"3"]
 
@@ -130,13 +124,7 @@ def test_many_tasks_have_transactions_at_once_beside_plain_sends() -> None:
     async def story(made: aio.Producer, broker: FakeBroker) -> None:
         broker.plan(Transact, *([None] * 20 + [LOSE]) * 3)
 
-        async def work(number: int) -> None:
-            for each in range(count):
-                async with made.transaction() as tx:
-                    await tx.send("orders", b"%d/%d" % (number, each))
-                await made.send("orders", b"%d/%d plain" % (number, each))
-
-        await asyncio.gather(*[work(number) for number in range(8)])
+        await asyncio.gather(*[send_in_transactions_and_plainly(made, number, count) for number in range(8)])
 
     broker = play(story)
     found = broker.payloads("orders")
@@ -266,18 +254,7 @@ def test_what_is_no_asynchronous_producer_is_refused_by_name(wrong: Any) -> None
 def test_a_transaction_manager_drives_it_through_both_phases() -> None:
     async def story(servers: str) -> None:
         async with aio.Producer(servers) as producer:
-            resource = producer.xa()
-            assert isinstance(resource, aio.XAResource)
-            tx = await resource.start("branch-1")
-            await tx.send("orders", b"1")
-            resource.end("branch-1")
-            assert await resource.prepare("branch-1") == "prepared"
-            assert await resource.recover() == ["branch-1"]
-            assert await resource.commit("branch-1") == "committed"
-            await resource.start("branch-2")
-            resource.end("branch-2")
-            assert await resource.rollback("branch-2") == "rolled_back"
-            assert await resource.forget("branch-1") is False
+            await drive_through_both_phases(producer, aio.XAResource)
 
     broker = FakeBroker()
     with listening(broker) as servers:
