@@ -602,7 +602,7 @@ def test_changes_leave_no_rest_in_memory() -> None:
     watch = broker.engine.broker.schedule_commands.scheduler.timer
     assert len(watch._heap) <= OBSOLETE_ENTRIES_MAX + 3
     broker.remove()
-    assert not watch.schedules and not watch._parked
+    assert not watch.schedules and not watch._blocked
 
 
 def test_a_broker_without_schedules_sets_no_alarm_for_them() -> None:
@@ -782,7 +782,7 @@ def test_a_wall_clock_that_jumps_back_is_reported_once_and_nothing_is_early(rig:
 def test_a_blocked_schedule_is_tried_again_every_few_seconds_until_it_has_a_time(rig: Rig) -> None:
     (run,) = rig.runs
     rig.watch.retry_later(run)
-    assert rig.watch.is_parked(run)
+    assert rig.watch.is_blocked(run)
     start = rig.clock.monotonic()
     for number in range(1, 4):
         rig.advance(ROUND_SECONDS - (rig.clock.monotonic() - start) % ROUND_SECONDS)
@@ -790,7 +790,7 @@ def test_a_blocked_schedule_is_tried_again_every_few_seconds_until_it_has_a_time
         rig.watch.retry_later(run)
     rig.watch.process_at(run, None)
     rig.advance(60)
-    assert len(rig.met) == 3 and not rig.watch.is_parked(run)
+    assert len(rig.met) == 3 and not rig.watch.is_blocked(run)
 
 
 def test_a_resumed_log_is_retried_at_once_and_others_are_not(rig: Rig) -> None:

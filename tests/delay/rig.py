@@ -181,7 +181,7 @@ class Rig:
             arrival_log=self.landing,
             state=self.state,
             buckets=self.buckets,
-            destination=self.targets,
+            apply_target=self.targets,
             timers=self.timers,
             clock=self.clock,
             run=self.run,

@@ -58,7 +58,7 @@ class LoggingReply:
 
     def _log(self, result: str) -> None:
         # An error message may quote text of the client; a line break in that text would forge a second log line.
-        result = "".join(letter if letter.isprintable() else "?" for letter in result[:RESULT_CHARACTERS_MAX])
+        result = "".join(character if character.isprintable() else "?" for character in result[:RESULT_CHARACTERS_MAX])
         log.info("%s, asked by %s: %s", self._command.describe_request(self._request), self._session.identity, result)
 
 

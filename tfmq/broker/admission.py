@@ -55,12 +55,12 @@ class BoundedExecutor:
     ) -> None:
         self._free += 1
         while self._free and self._queues:
-            who = next(iter(self._queues))
-            line = self._queues.pop(who)
-            first = line.popleft()
+            caller = next(iter(self._queues))
+            queue = self._queues.pop(caller)
+            first = queue.popleft()
             self._queued -= 1
-            if line:
-                self._queues[who] = line
+            if queue:
+                self._queues[caller] = queue
             self._start(*first)
         done(result, error)
 

@@ -161,45 +161,45 @@ class BrokerApplyTarget:
 
     # Durability of written effects
 
-    def is_durable(self, mark: AppendResult) -> bool:
-        if mark.key == OFFSETS_KEY:
-            return _is_durable(self._catalog.log, mark.end)
-        partition = self._find_partition(mark.key)
+    def is_durable(self, result: AppendResult) -> bool:
+        if result.key == OFFSETS_KEY:
+            return _is_durable(self._catalog.log, result.end)
+        partition = self._find_partition(result.key)
         if partition is None:
-            return self._is_deleted(split_id(mark.key)[0])
-        return _is_durable(partition.log, mark.end)
+            return self._is_deleted(split_id(result.key)[0])
+        return _is_durable(partition.log, result.end)
 
-    def fsync_to(self, mark: AppendResult, done: DurableCallback) -> None:
-        if mark.key == OFFSETS_KEY:
-            self._catalog.when_durable(done, mark.end)
+    def fsync_to(self, result: AppendResult, done: DurableCallback) -> None:
+        if result.key == OFFSETS_KEY:
+            self._catalog.when_durable(done, result.end)
             return
         try:
-            partition = self._open_partition(mark.key)
+            partition = self._open_partition(result.key)
         except UnknownTopic:
             done(None)
             return
         except TfmqError as error:
             done(error)
             return
-        if mark.end > partition.log.end_offset:
+        if result.end > partition.log.end_offset:
             # A resume of the partition truncated the append. `last_applied` shows which effects are still in the log.
-            done(StorageStopped(f"The end of {self.display_name(mark.key)} was lost.", outcome=UNKNOWN))
+            done(StorageStopped(f"The end of {self.display_name(result.key)} was lost.", outcome=UNKNOWN))
             return
 
-        def forced(error: BaseException | None) -> None:
-            gone = isinstance(error, UnknownTopic) and partition.deleted
-            done(None if error is None or gone else reply.client_error(error, UNKNOWN))
+        def durable(error: BaseException | None) -> None:
+            is_deleted = isinstance(error, UnknownTopic) and partition.deleted
+            done(None if error is None or is_deleted else reply.client_error(error, UNKNOWN))
 
-        partition.when_durable(mark.end, forced)
+        partition.when_durable(result.end, durable)
 
     # Group offsets in transactions
 
     def check_offsets(self, rows: Sequence[TransactionOffsets], session: Session) -> list[GroupPositions]:
         found = []
         for row in rows:
-            places = self._group_offsets.transaction_rows(row.group, row.member, row.generation, row.offsets)
-            if places:
-                found.append(GroupPositions(row.group, row.generation, places))
+            positions = self._group_offsets.transaction_rows(row.group, row.member, row.generation, row.offsets)
+            if positions:
+                found.append(GroupPositions(row.group, row.generation, positions))
         return found
 
     def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:

@@ -111,7 +111,7 @@ class Broker(Runtime):
         self.schedule_commands = ScheduleCommands(
             self,
             catalog=self.catalog,
-            destination=self.apply_target,
+            apply_target=self.apply_target,
             topics=self.topics,
             leases=self.id_allocator,
             run=self.topic_executor.run,
@@ -148,7 +148,7 @@ class Broker(Runtime):
             handler=handler,
             store=store,
             delay=self.delay_commands,
-            destination=self.apply_target,
+            apply_target=self.apply_target,
             topics=self.topics,
             writes=self.produce_handler,
             runtime=self,

@@ -108,7 +108,7 @@ class Catalog:
                 logger.error("the catalog stays stopped: %s", error)
         self.reserve = SpaceReserve(disk, folder, clock, runtime.run)
         self.reserve.open()
-        self._force, self._run, self._timers = runtime.request_fsync, runtime.run, runtime.timers
+        self._submit_fsync, self._run, self._timers = runtime.request_fsync, runtime.run, runtime.timers
         self._mark_ready = runtime.ready_marker("catalog")
         self._queue: deque[CatalogChange] = deque()
         self._queued_bytes = 0
@@ -199,7 +199,7 @@ class Catalog:
 
     def _append(self, queue: list[CatalogChange], batch: Batch) -> None:
         try:
-            (answer,) = self.log.append([batch])
+            (appended,) = self.log.append([batch])
         except Exception as error:
             self._reject(queue, reply.client_error(error))
             return
@@ -209,7 +209,7 @@ class Catalog:
                 self.state.apply_entry(entry)
         waiting = [change.done for change in queue if change.wait_durable]
         if waiting:
-            self._notify_when_durable(answer.end_offset, waiting)
+            self._notify_when_durable(appended.end_offset, waiting)
         for change in queue:
             if not change.wait_durable:
                 change.done(None)
@@ -238,7 +238,7 @@ class Catalog:
         return Batch(b"".join(records), (), PRODUCER_ID, first, len(packed))
 
     def _notify_when_durable(self, offset: int, waiters: Sequence[Waiter]) -> None:
-        def forced(error: BaseException | None) -> None:
+        def durable(error: BaseException | None) -> None:
             known = None if error is None else reply.client_error(error, UNKNOWN)
             if error is None:
                 self._schedule_checkpoint()
@@ -246,9 +246,9 @@ class Catalog:
                 waiter(known)
 
         if offset <= self.log.forced_offset:
-            forced(None)
+            durable(None)
         else:
-            self._force(self.log, offset, forced)
+            self._submit_fsync(self.log, offset, durable)
 
     def _schedule_checkpoint(self) -> None:
         """Schedule a rewrite of the checkpoint with the current durable offset.
@@ -282,30 +282,30 @@ def _require_whole(disk: Disk, folder: str) -> None:
     except (Corrupt, IsADirectoryError):
         marks = None  # the recovery of the log raises the error
         is_damaged = True
-    forced = max([*states, marks.durable if marks is not None else 0])
+    durable_end = max([*states, marks.durable if marks is not None else 0])
     first = marks.first if marks is not None else 0
     if any(disk.is_folder(join(folder, segment_name(base, SUFFIX))) for base in bases):
         return  # the recovery of the log raises the error
     path = join(folder, segment_name(bases[-1] if bases else first, SUFFIX))
     end = bases[-1] + disk.size(path) if bases else first
-    if end < forced:
-        reason = f"the catalog ends at {end}, and was longer: {forced} bytes; the broker does not start on it"
-        raise Corrupt(path if bases else folder, end, forced, reason)
+    if end < durable_end:
+        reason = f"the catalog ends at {end}, and was longer: {durable_end} bytes; the broker does not start on it"
+        raise Corrupt(path if bases else folder, end, durable_end, reason)
     had_files = is_damaged or any(map(is_trace, children)) or (marks is not None and not marks.clean)
     if not bases and had_files:
         # A checkpoint is created after the first segment. So a segment existed, and was lost with the newest entries.
         raise Corrupt(folder, end, end, "the log of the catalog is missing; the broker does not start without it")
     for base in bases:
         if base + disk.size(join(folder, segment_name(base, SUFFIX))) > first:
-            _require_sound(disk, folder, base, forced)
+            _require_sound(disk, folder, base, durable_end)
 
 
-def _require_sound(disk: Disk, folder: str, base: int, forced: int) -> None:
-    """Raise Corrupt if the segment at `base` is damaged before offset `forced`. Recovery decides about later damage."""
+def _require_sound(disk: Disk, folder: str, base: int, durable_end: int) -> None:
+    """Raise Corrupt if the segment at `base` is damaged before offset `durable_end`. Recovery handles later damage."""
     segment = Segment.open(disk, folder, base, LOG_ID, writable=False, suffix=SUFFIX)
     try:
         for item in scan_segment(segment):
-            if isinstance(item, DamagedRange) and base + item.first < forced:
+            if isinstance(item, DamagedRange) and base + item.first < durable_end:
                 if item.version is not None and item.version > TRAILER_VERSION:
                     raise NewerFormat(segment.path, item.version, TRAILER_VERSION)
                 reason = f"{item.reason}; the broker does not start on a damaged catalog"
@@ -412,14 +412,14 @@ class IdAllocator:
             return
         since = self._clock.monotonic()
 
-        def forced(error: BaseException | None) -> None:
+        def durable(error: BaseException | None) -> None:
             if error is not None:
                 self._fail(error)
                 return
             self._next, self._end, self._leased_at = begin, end, since
             self._serve()
 
-        self._catalog.submit((LEASE, end, self._clock.wall_ms()), forced)
+        self._catalog.submit((LEASE, end, self._clock.wall_ms()), durable)
 
     def _range_start(self) -> int:
         register = self._catalog.state

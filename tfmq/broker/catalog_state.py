@@ -269,11 +269,11 @@ class CatalogState:
         self.generation = max(self.generation, generation)
         return row
 
-    def _offsets(self, group: str, generation: int, places: Sequence[Sequence[int]]) -> None:
+    def _offsets(self, group: str, generation: int, rows: Sequence[Sequence[int]]) -> None:
         row = self.groups.setdefault(group, GroupState())
         self.offsets_count -= len(row.offsets)
         self.owners_count -= row.owners_count
-        for incarnation, partition, offset, index, epoch in places:
+        for incarnation, partition, offset, index, epoch in rows:
             if incarnation in self.topics:
                 row.offsets[incarnation, partition] = CommittedOffset(offset, index, epoch, generation)
                 row.released.discard((incarnation, partition))
@@ -281,12 +281,12 @@ class CatalogState:
         self.owners_count += row.owners_count
 
     def _tx_offsets(self, journal_id: int, high: int, low: int, groups: Sequence[Sequence[Any]]) -> None:
-        place = (high, low)
-        if journal_id in self.applied_lsns and place <= self.applied_lsns[journal_id]:
+        position = (high, low)
+        if journal_id in self.applied_lsns and position <= self.applied_lsns[journal_id]:
             return
-        for group, generation, places in groups:
-            self._offsets(group, generation, places)
-        self.applied_lsns[journal_id] = place
+        for group, generation, rows in groups:
+            self._offsets(group, generation, rows)
+        self.applied_lsns[journal_id] = position
 
     _ENTRY_RULES: dict[int, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         LEASE: _lease,
@@ -324,14 +324,14 @@ class CatalogState:
             self.next_id, self.generation = next_id, generation
             self.leases = [(first, time_ms) for first, time_ms in leases]
             self.topics = {fields[1]: TopicRow(*fields) for fields in topics}
-            for name, number, owners, places in groups:
+            for name, number, owners, offsets in groups:
                 row = self.groups[name] = GroupState(number)
-                row.offsets = {(place[0], place[1]): CommittedOffset(*place[2:]) for place in places}
+                row.offsets = {(each[0], each[1]): CommittedOffset(*each[2:]) for each in offsets}
                 if version >= SNAPSHOT_WITH_OWNERS:
                     row.owners = {(each[0], each[1]): PartitionOwner(*each[2:]) for each in owners}
             if version >= SNAPSHOT_WITH_JOURNAL:
-                self.journal_id, places, *later = later
-                self.applied_lsns = {journal_id: (high, low) for journal_id, high, low in places}
+                self.journal_id, applied, *later = later
+                self.applied_lsns = {journal_id: (high, low) for journal_id, high, low in applied}
             if version >= SNAPSHOT_WITH_DELAY:
                 self.delay_store, schedules, *later = later
                 self.schedules = ScheduleTable(ScheduleRow(*fields) for fields in schedules)
@@ -348,7 +348,7 @@ class CatalogState:
             for name, row in self.groups.items()
         ]
         topics = list(self.topics.values())
-        applied = [(journal_id, *place) for journal_id, place in self.applied_lsns.items()]
+        applied = [(journal_id, *position) for journal_id, position in self.applied_lsns.items()]
         before = (SNAPSHOT_VERSION, self.next_id, self.generation, self.leases, topics, groups)
         released = [(name, sorted(row.released)) for name, row in self.groups.items() if row.released]
         return pack((*before, self.journal_id, applied, self.delay_store, list(self.schedules), self.node, released))

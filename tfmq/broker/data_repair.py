@@ -112,7 +112,7 @@ def wrong_paths(disk: Disk, data: str) -> list[OSError]:
 def _typed_paths(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
     """Yield (path, whether it must be a folder) for all paths whose name says whether they are a file or folder."""
     try:
-        topics = CatalogSurvey(disk, data).state.topics
+        topics = CatalogScan(disk, data).state.topics
     except (JournalError, OSError):
         topics = {}
     known = {(row.name, number) for row in topics.values() for number in range(row.target)}
@@ -120,8 +120,8 @@ def _typed_paths(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
     partitions = [
         name
         for name in children
-        if (place := filenames.parse_partition_folder(name)) is not None
-        and (place in known or disk.is_folder(filenames.join(data, name)))
+        if (topic_partition := filenames.parse_partition_folder(name)) is not None
+        and (topic_partition in known or disk.is_folder(filenames.join(data, name)))
     ]
     folders = [name for name in FOLDER_NAMES if "/" not in name and name in children] + partitions
     for name in (*folders, filenames.LOCK_NAME):
@@ -240,9 +240,9 @@ def missing_folders(disk: Disk, data: str, register: CatalogState) -> list[tuple
         path, advice = filenames.join(data, DELAY_FOLDER), new_delay_advice(meta)
         found.append((path, "the store of delayed messages is missing", advice))
         arrivals = filenames.join(path, ARRIVALS_NAME)
-        if not _is_gone(disk, path):
+        if not _is_missing_or_empty(disk, path):
             found.append((arrivals, "the log in which delayed messages arrive is missing", advice))
-    return [each for each in found if _is_gone(disk, each[0])]
+    return [each for each in found if _is_missing_or_empty(disk, each[0])]
 
 
 def lost_partition(disk: Disk, folder: str) -> Corrupt | None:
@@ -250,15 +250,15 @@ def lost_partition(disk: Disk, folder: str) -> Corrupt | None:
 
     If an operator has resumed the partition since then, and so accepted the loss of its messages, return None, too.
     """
-    place = filenames.parse_partition_folder(os.path.basename(folder))
+    topic_partition = filenames.parse_partition_folder(os.path.basename(folder))
     try:
         log_id = read_log_id(disk, folder)
         marks = LogCheckpointFile(disk, folder, log_id).read() if log_id is not None else None
     except JournalError:
         return None
-    if place is None or marks is None or not (marks.stopped or "").startswith(FOLDER_MISSING):
+    if topic_partition is None or marks is None or not (marks.stopped or "").startswith(FOLDER_MISSING):
         return None
-    advice = f"Put back the folder, in the place of this one; or start, then {_resume(*place)}"
+    advice = f"Put back the folder, in the place of this one; or start, then {_resume(*topic_partition)}"
     return Corrupt(folder, 0, 0, f"{marks.stopped}. {advice}")
 
 
@@ -277,7 +277,7 @@ def lost_is_damage(report: VerifyReport) -> VerifyReport:
     return report
 
 
-def _is_gone(disk: Disk, path: str) -> bool:
+def _is_missing_or_empty(disk: Disk, path: str) -> bool:
     try:
         return not disk.exists(path) or (disk.is_folder(path) and not disk.list(path))
     except OSError:
@@ -308,7 +308,7 @@ def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
     """Rewrite DATA/meta/version if it is missing, damaged, or from another data folder."""
     meta = filenames.join(data, META_NAME)
     path = filenames.join(meta, VERSION_NAME)
-    catalog = CatalogSurvey(disk, data).state
+    catalog = CatalogScan(disk, data).state
     fault, is_there = version_fault(disk, data, catalog)
     if not fault:
         return []
@@ -332,7 +332,7 @@ def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
 
 
 @dataclass
-class CatalogSurvey:
+class CatalogScan:
     """The readable state of the catalog in the data folder `data`. Writes nothing. Raises NewerFormat, OSError.
 
     `faults`: (path, reason) of everything that is missing or damaged in the log or its checkpoint. `notes`: (path,
@@ -370,10 +370,10 @@ class CatalogSurvey:
         self._read_snapshots(children)
         marks, snapshot = self.checkpoint, self.snapshot
         first = marks.first if marks is not None else bases[0] if bases else 0
-        forced = max(snapshot.offset, marks.durable if marks is not None else 0)
+        durable_end = max(snapshot.offset, marks.durable if marks is not None else 0)
         self.ordinal = max(snapshot.ordinal, marks.durable_ordinal if marks is not None else 0)
         self.epoch = marks.epoch if marks is not None else 0
-        if not bases and marks is not None and marks.clean and forced == first and snapshot.offset == first:
+        if not bases and marks is not None and marks.clean and durable_end == first and snapshot.offset == first:
             self.end = first
             return
         if not bases:
@@ -381,13 +381,13 @@ class CatalogSurvey:
         if snapshot.offset < first:
             reason = f"the snapshot is missing or damaged, and the entries before {first} were deleted"
             self._add_fault(self.folder, reason, filenames.OFFSET_MAX)
-        end = self._read_segments(bases, first, forced)
+        end = self._read_segments(bases, first, durable_end)
         # Unless the checkpoint proves a clean close, there may have been more entries after the readable ones.
         closed = marks is not None and marks.clean and marks.durable == snapshot.offset
         self.is_complete &= closed or not self.lost_entries
         if self.checkpoint_fault:
             self.faults.append((filenames.join(self.folder, filenames.log_checkpoint_name()), self.checkpoint_fault))
-        self.end = max(self.end, end, forced, *bases)
+        self.end = max(self.end, end, durable_end, *bases)
 
     def _add_fault(self, path: str, reason: str, next: int) -> None:
         self.faults.append((path, reason))
@@ -409,7 +409,7 @@ class CatalogSurvey:
             self.snapshot = snapshot
             return
 
-    def _read_segments(self, bases: list[int], first: int, forced: int) -> int:
+    def _read_segments(self, bases: list[int], first: int, durable_end: int) -> int:
         """Apply every readable entry after the snapshot. Return the end of the last valid or damaged block."""
         end = torn = first
         pending: tuple[str, str, int] | None = None
@@ -427,13 +427,13 @@ class CatalogSurvey:
                         pending = (path, f"damaged from {base + item.first} to {torn}: {item.reason}", torn)
                     else:
                         end = item.next
-                        forced = max(forced, min(item.control.durable_offset, item.offset))
+                        durable_end = max(durable_end, min(item.control.durable_offset, item.offset))
                         self._apply_block(path, item)
         # Entries after the last valid block count as lost only if they are below an offset known to have been durable.
-        if pending is not None and end < forced:
-            self._add_fault(pending[0], pending[1], forced)
-        elif bases and end < forced:
-            self._add_fault(self.folder, f"the log ends at {end}, and {forced} was on the disk", forced)
+        if pending is not None and end < durable_end:
+            self._add_fault(pending[0], pending[1], durable_end)
+        elif bases and end < durable_end:
+            self._add_fault(self.folder, f"the log ends at {end}, and {durable_end} was on the disk", durable_end)
         return max(end, torn)
 
     def _apply_block(self, path: str, block: Block) -> None:
@@ -455,10 +455,10 @@ class CatalogSurvey:
 
 
 def verify_catalog(disk: Disk, data: str) -> list[Finding]:
-    """Return the faults of the catalog as a whole (`CatalogSurvey.faults`) and of the version file."""
-    survey = CatalogSurvey(disk, data)
-    findings = [Finding(path, 0, 0, reason, "catalog", DAMAGE) for path, reason in survey.faults]
-    fault, _ = version_fault(disk, data, survey.state)
+    """Return the faults of the catalog as a whole (`CatalogScan.faults`) and of the version file."""
+    scan = CatalogScan(disk, data)
+    findings = [Finding(path, 0, 0, reason, "catalog", DAMAGE) for path, reason in scan.faults]
+    fault, _ = version_fault(disk, data, scan.state)
     if fault:
         path = filenames.join(filenames.join(data, META_NAME), VERSION_NAME)
         findings.append(Finding(path, 0, 0, fault, "version", DAMAGE))
@@ -467,7 +467,7 @@ def verify_catalog(disk: Disk, data: str) -> list[Finding]:
 
 def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[RepairedFile]:
     """Rebuild the catalog of `data` if a start would refuse to open it. Raises NewerFormat, OSError, Full."""
-    found = CatalogSurvey(disk, data)
+    found = CatalogScan(disk, data)
     if not found.faults:
         return []
     register = found.state
@@ -475,8 +475,8 @@ def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
     note = "rebuilt from its snapshot, which has everything"
     if not found.is_complete:
         offset = found.snapshot.offset
-        of = f"the snapshot at {offset} and what can be read after it" if offset else "what can be read"
-        note = "; ".join([f"rebuilt from {of}, and the folders", *taken_over, UNKNOWN_NOTE])
+        source = f"the snapshot at {offset} and what can be read after it" if offset else "what can be read"
+        note = "; ".join([f"rebuilt from {source}, and the folders", *taken_over, UNKNOWN_NOTE])
     if not dry_run:
         _write_catalog(disk, found)
     notes = [note] + ["as above"] * (len(found.faults) - 1)
@@ -487,19 +487,23 @@ def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
 
 def _add_from_folders(disk: Disk, data: str, register: CatalogState) -> list[str]:
     """Add to the state the topics, partitions and ids that only the folders show. Return a text per changed topic."""
-    said: list[str] = []
+    changes: list[str] = []
     known = register.next_id - 1
     topics: dict[int, tuple[str, int]] = {}
     for name in disk.list(data):
-        place = filenames.parse_partition_folder(name)
-        log_id = _log_id(disk, filenames.join(data, name)) if place is not None else None
-        if place is not None and log_id is not None and place[1] == log_id & filenames.PARTITION_MAX:
-            topic, number = place
+        topic_partition = filenames.parse_partition_folder(name)
+        log_id = _log_id(disk, filenames.join(data, name)) if topic_partition is not None else None
+        if (
+            topic_partition is not None
+            and log_id is not None
+            and topic_partition[1] == log_id & filenames.PARTITION_MAX
+        ):
+            topic, number = topic_partition
             incarnation = log_id >> 24
             topics[incarnation] = (topic, max(number + 1, topics.get(incarnation, ("", 0))[1]))
     for incarnation, (topic, count) in sorted(topics.items()):
         known = max(known, incarnation)
-        said += _add_topic(register, incarnation, topic, count)
+        changes += _add_topic(register, incarnation, topic, count)
     transactions, delay = filenames.join(data, TRANSACTIONS_FOLDER), filenames.join(data, DELAY_FOLDER)
     if disk.is_folder(transactions):
         with closing(JournalScan(disk, transactions)) as journal:
@@ -513,7 +517,7 @@ def _add_from_folders(disk: Disk, data: str, register: CatalogState) -> list[str
                 register.delay_store = register.delay_store or buckets.identity.store_id
     register.apply_entry((LEASE, known + 1 + LOST_IDS_MAX, register.leases[-1][1] if register.leases else 0))
     register.generation += LOST_GENERATIONS_MAX
-    return said
+    return changes
 
 
 def _add_topic(register: CatalogState, incarnation: int, topic: str, count: int) -> list[str]:
@@ -545,7 +549,7 @@ def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> 
     return next((log_id for log_id in ids if log_id is not None), None)
 
 
-def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
+def _write_catalog(disk: Disk, found: CatalogScan) -> None:
     # The new checkpoint says that the log begins at the new snapshot. It is written after the snapshot, so that a power
     # cut leaves either the old or the new catalog.
     folder = found.folder
@@ -598,9 +602,9 @@ def applied_lsn(disk: Disk, data: str) -> int:
     if journal.identity is None:
         return NO_LSN
     source = (SOURCE_TRANSACTION, journal.identity[0])
-    places = [_applied_lsn_of(disk, folder, suffix, source) for folder, suffix in logs_of(disk, data)]
-    places.append(CatalogSurvey(disk, data).state.applied_lsns.get(source[1], (NO_LSN, 0))[0])
-    return max(places)
+    lsns = [_applied_lsn_of(disk, folder, suffix, source) for folder, suffix in logs_of(disk, data)]
+    lsns.append(CatalogScan(disk, data).state.applied_lsns.get(source[1], (NO_LSN, 0))[0])
+    return max(lsns)
 
 
 def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -> int:
@@ -610,7 +614,7 @@ def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int
         return NO_LSN
     snapshot, _ = SnapshotFiles(disk, folder, log_id).load_newest(filenames.OFFSET_MAX)
     snapshot = snapshot or NO_SNAPSHOT
-    place = snapshot.sources.get(source, (NO_LSN, 0))[0]
+    lsn = snapshot.sources.get(source, (NO_LSN, 0))[0]
     for name in disk.list(folder):
         base = filenames.parse_segment_name(name, suffix)
         if base is None or base + disk.size(filenames.join(folder, name)) <= snapshot.offset:
@@ -618,8 +622,8 @@ def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int
         with opened_segment(disk, folder, base, log_id, suffix) as segment:
             for block in segment.valid_blocks(max(0, snapshot.offset - base)):
                 if (block.control.source_kind, block.control.source_id) == source:
-                    place = max(place, block.control.source_high)
-    return place
+                    lsn = max(lsn, block.control.source_high)
+    return lsn
 
 
 class PendingTransactions:
@@ -712,7 +716,7 @@ def _arrivals_in_buckets(disk: Disk, data: str) -> dict[int, int]:
 def _log_ids(disk: Disk, data: str) -> dict[str, int]:
     found = {ARRIVALS_NAME: ARRIVALS_LOG_ID}
     if _had_broker(disk, data):
-        for row in CatalogSurvey(disk, data).state.topics.values():
+        for row in CatalogScan(disk, data).state.topics.values():
             for number in range(row.target):
                 name = filenames.partition_folder(row.name, number)
                 found[name] = make_log_id(row.incarnation, number)
@@ -743,7 +747,7 @@ def verify_data(
     # Missing entries and folders cannot be detected if DATA/meta, or a file in it, is unreadable.
     if _had_broker(view, data) and not any(_makes_unreadable(error, meta) for error in wrong):
         reports[-1].findings += verify_catalog(view, data)
-        for path, reason, _ in missing_folders(disk, data, CatalogSurvey(view, data).state):
+        for path, reason, _ in missing_folders(disk, data, CatalogScan(view, data).state):
             reports[-1].findings.append(Finding(path, 0, 0, reason, "folder", DAMAGE))
     transactions, delay = filenames.join(data, TRANSACTIONS_FOLDER), filenames.join(data, DELAY_FOLDER)
     if is_journal(view, transactions):
@@ -799,13 +803,13 @@ def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepairRe
             done.failed.append(error)
     if is_bucket_folder(view, delay):
         try:
-            store_id = CatalogSurvey(view, data).state.delay_store
+            store_id = CatalogScan(view, data).state.delay_store
             done.buckets += repair_buckets(view, delay, dry_run=dry_run, store_id=store_id)
         except Corrupt as error:
             done.failed.append(error)
     if _had_broker(view, data):
         done.folder += repair_catalog(view, data, dry_run=dry_run)
         done.folder += repair_version(view, data, dry_run=dry_run)
-        for path, reason, advice in missing_folders(view, data, CatalogSurvey(view, data).state):
+        for path, reason, advice in missing_folders(view, data, CatalogScan(view, data).state):
             done.failed.append(Corrupt(path, 0, 0, f"{reason}. {advice}"))
     return done

@@ -24,7 +24,7 @@ from tfmq.broker.produce import ProduceAppend, ProduceHandler
 from tfmq.broker.producer_state import DuplicateBatch, ProducerState, StoredBatch
 from tfmq.broker.reply import Body, Reply, Session
 from tfmq.broker.runtime import Runtime
-from tfmq.delay.arrivals import header as notes
+from tfmq.delay.arrivals import header as headers
 from tfmq.delay.arrivals.header import PRODUCER_ID, ArrivalHeader
 from tfmq.delay.arrivals.log import arrival_batches, header_before
 from tfmq.delay.delay_queue import DelayQueue
@@ -68,10 +68,10 @@ class ArrivalPartition(Partition):
             self._writes.enqueue(self, DelayQueueAppend(batches, done))
 
     def when_forced(self, offset: int, waiter: Waiter) -> None:
-        def forced(error: BaseException | None) -> None:
+        def durable(error: BaseException | None) -> None:
             waiter(None if error is None else reply.arrival_log_error(reply.client_error(error, UNKNOWN)))
 
-        self.when_durable(offset, forced)
+        self.when_durable(offset, durable)
 
     def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
         """Delete the segments that end before `offset`, in a worker, while appends wait."""
@@ -96,8 +96,8 @@ class DelayQueueAppend(PendingAppend):
     def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
         return self._batches
 
-    def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        self._done(answers, None)
+    def appended(self, partition: Partition, results: list[Appended]) -> None:
+        self._done(results, None)
 
     def rejected(self, error: BaseException) -> None:
         self._done(None, reply.arrival_log_error(error))
@@ -156,21 +156,21 @@ class DelayedProduceAppend(ProduceAppend):
         found = super().prepare(partition, staged)
         if found is None:
             return None
-        request, queue, ((data, blocks, *stream),) = self._request, self._queue, found
+        request, queue, ((data, blocks, *sequence_fields),) = self._request, self._queue, found
         ahead = queue.ahead_ms()
         dues = effective_due_times(request.due or b"", request.count, queue.now_rounded_up_ms(), ahead)
-        note = notes.arrival_header(self._log_id, request.topic, dues, len(data), ahead)
-        batches = arrival_batches(note, data, blocks, *stream)
-        self._expected = ExpectedArrival(note, queue.begin_append(dues.low))
+        header = headers.arrival_header(self._log_id, request.topic, dues, len(data), ahead)
+        batches = arrival_batches(header, data, blocks, *sequence_fields)
+        self._expected = ExpectedArrival(header, queue.begin_append(dues.low))
         return batches
 
-    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+    def appended(self, partition: Partition, results: list[Appended]) -> None:
         expected, self._expected = self._expected, None
         assert expected is not None
-        (_, answer), self._header = answers, expected.header
-        self._first_number = answer.first_ordinal
-        self._queue.append_written(expected.ticket, expected.header, self._body, answer)
-        super().appended(partition, [answer])
+        (_, result), self._header = results, expected.header
+        self._first_number = result.first_ordinal
+        self._queue.append_written(expected.ticket, expected.header, self._body, result)
+        super().appended(partition, [result])
 
     def copy_bytes(self, *, staged: bool = False) -> None:
         """Copy the records, even if the caller has copies (`staged`): the delay queue reads them after the append."""
@@ -178,7 +178,7 @@ class DelayedProduceAppend(ProduceAppend):
             self._body = bytes(self._body)
             self._release_body()
 
-    def _answer_duplicate(self, partition: Partition, repeat: DuplicateBatch) -> None:
+    def _reply_to_duplicate(self, partition: Partition, repeat: DuplicateBatch) -> None:
         """Reply to a repeated batch, with the due times of the first one if the arrival log still has them."""
         self._first_number = repeat.stored.first_ordinal
         self._run(
@@ -187,21 +187,21 @@ class DelayedProduceAppend(ProduceAppend):
         )
 
     def _duplicate_read(
-        self, partition: Partition, answer: StoredBatch, note: ArrivalHeader | None, error: BaseException | None
+        self, partition: Partition, result: StoredBatch, header: ArrivalHeader | None, error: BaseException | None
     ) -> None:
         if error is not None:
             self.rejected(reply.client_error(error, UNKNOWN))
             return
-        if note is not None and note.record_count == self._request.count:
-            self._header = note
-        self._reply_when_durable(partition, answer.end_offset, (), True, answer)
+        if header is not None and header.record_count == self._request.count:
+            self._header = header
+        self._reply_when_durable(partition, result.end_offset, (), True, result)
 
     def _reply_ok(self, *fields: Any) -> None:
         """Reply as to any PRODUCE, but without offsets, because the records are not in their partition yet."""
         _, durability, repeated, append_time, _ = fields
-        stored, note, first = None, self._header, self._first_number
-        if note is not None:
-            stored = DelayedBatch(self._issuer_of(first), note.log_id, first, encode_words(note.dues.times))
+        stored, header, first = None, self._header, self._first_number
+        if header is not None:
+            stored = DelayedBatch(self._issuer_of(first), header.log_id, first, encode_words(header.dues.times))
         super()._reply_ok([], durability, repeated, append_time, ORDINAL_UNKNOWN, stored)
 
     def rejected(self, error: BaseException) -> None:
@@ -234,22 +234,22 @@ class DelayedEffectAppend(EffectAppend):
             asked, records = unwrap_batch(wrapped)
             ahead = self._queue.ahead_ms()
             dues = effective_due_times_at(asked.dues, decided_ms, self._queue.now_ms(), ahead)
-            note = notes.arrival_header(asked.log_id, asked.topic, dues, asked.size_bytes, ahead)
+            header = headers.arrival_header(asked.log_id, asked.topic, dues, asked.size_bytes, ahead)
             # The batches need no check together: the format of an arrival header prevents that bytes at the border of
             # two batches look like a block trailer.
-            self._batches += arrival_batches(note, *records)
-            self._expected.append((ExpectedArrival(note, self._queue.begin_append(dues.low)), records.data))
+            self._batches += arrival_batches(header, *records)
+            self._expected.append((ExpectedArrival(header, self._queue.begin_append(dues.low)), records.data))
         return self._batches
 
-    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+    def appended(self, partition: Partition, results: list[Appended]) -> None:
         expected, self._expected = self._expected, []
         delayed = []
-        for (each, records), answer in zip(expected, answers[1::BATCHES_PER_ARRIVAL], strict=True):
-            self._queue.append_written(each.ticket, each.header, records, answer)
+        for (each, records), result in zip(expected, results[1::BATCHES_PER_ARRIVAL], strict=True):
+            self._queue.append_written(each.ticket, each.header, records, result)
             dues = each.header.dues
             times = dues.times[:1] if dues.low == dues.high else dues.times
-            delayed.append(StoredDelayedBatch(each.header.log_id, answer.first_ordinal, times))
-        self._done(AppendResult(self._key, answers[-1].end_offset, (), delayed), None)
+            delayed.append(StoredDelayedBatch(each.header.log_id, result.first_ordinal, times))
+        self._done(AppendResult(self._key, results[-1].end_offset, (), delayed), None)
 
     def rejected(self, error: BaseException) -> None:
         self._withdraw()
@@ -269,9 +269,9 @@ def wrap_batch(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
     """
     times = array("Q", map(DUE_MAX.__and__, decode_words(due)))
     dues = due_times_of(times, due[::WORD].translate(_FLAG_TABLE))
-    note = notes.encode_header(notes.arrival_header(log_id, topic, dues, len(batch.data)))
-    data = b"".join((note, batch.data))
-    blocks = [(len(note), 1, crc32(note)), *batch.blocks] if batch.blocks else []
+    header = headers.encode_header(headers.arrival_header(log_id, topic, dues, len(batch.data)))
+    data = b"".join((header, batch.data))
+    blocks = [(len(header), 1, crc32(header)), *batch.blocks] if batch.blocks else []
     return batch._replace(data=data, blocks=blocks)
 
 
@@ -279,8 +279,8 @@ def unwrap_batch(wrapped: Batch) -> tuple[ArrivalHeader, Batch]:
     """Return (arrival header, batch of records) from a result of `wrap_batch`. Raises BadArrivalHeader, NewerFormat."""
     data = memoryview(wrapped.data)
     size = HEADER_SIZE + LENGTH.unpack_from(data)[0]
-    note = notes.decode_header(data[:size])
-    return note, wrapped._replace(data=data[size:], blocks=wrapped.blocks[1:])
+    header = headers.decode_header(data[:size])
+    return header, wrapped._replace(data=data[size:], blocks=wrapped.blocks[1:])
 
 
 def effective_due_times_at(asked: DueTimes, decided_ms: int, now_ms: int, ahead_ms: int) -> DueTimes:

@@ -62,7 +62,7 @@ class FetchInProgress:
     deadline: float
     timer: Timer | None = None
     reading: bool = False
-    answered: bool = False
+    replied: bool = False
 
     def readable_end(self) -> int:
         """Return the end of the log if the request reads also records that are not durable, else the durable offset."""
@@ -108,11 +108,11 @@ class FetchHandler:
 
     def topic_changed(self, topic: Topic) -> None:
         """Reply to one parked fetch of the topic in each session, to report the new number of partitions."""
-        told: set[Session] = set()
+        notified: set[Session] = set()
         for partition in topic.partitions:
             for poll in list(partition.parked) if isinstance(partition, Partition) else ():
-                if poll.session not in told:
-                    told.add(poll.session)
+                if poll.session not in notified:
+                    notified.add(poll.session)
                     self._reply_empty(poll)
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class FetchHandler:
 
     def _read_done(self, poll: FetchInProgress, found: FilteredRead | None, error: BaseException | None) -> None:
         poll.reading = False
-        if poll.answered:
+        if poll.replied:
             return
         if error is not None or found is None:
             self._read_failed(poll, error or RuntimeError("a read ended without a result"))
@@ -200,7 +200,7 @@ class FetchHandler:
             return
         if poll.timer is None:
             self._add_parked(poll)
-            if poll.answered:
+            if poll.replied:
                 return
         partition = poll.partition
         partition.parked[poll] = partial(self._retry_parked, poll)
@@ -229,7 +229,7 @@ class FetchHandler:
             poll.session.on_close(partial(self._session_closed, poll.session))
 
     def _remove_parked(self, poll: FetchInProgress) -> None:
-        poll.answered = True
+        poll.replied = True
         poll.partition.parked.pop(poll, None)
         if poll.timer is not None:
             self._timers.cancel(poll.timer)

@@ -52,8 +52,8 @@ def ordinal_of(log: Log, offset: int) -> int:
     """
     if offset == log.end_offset:
         return log.end_ordinal
-    forced, ordinal = log.forced_place
-    if offset == forced:
+    durable_offset, ordinal = log.forced_place
+    if offset == durable_offset:
         return ordinal
     try:
         chunk = log.read(offset, ONE_BLOCK, upto="written")
@@ -95,11 +95,11 @@ def locate(topics: Topics, executor: BoundedExecutor, request: Locate, reply: Re
     partition = topics.partition(request.topic, request.incarnation, request.partition)
     log = partition.log
 
-    def found(place: tuple[int, int] | None, error: BaseException | None) -> None:
-        if error is not None or place is None:
+    def found(location: tuple[int, int] | None, error: BaseException | None) -> None:
+        if error is not None or location is None:
             reply.error(read_error(error or RuntimeError("no result"), partition))
             return
-        reply.ok(*place, log.epoch, log.first_offset, log.end_offset, log.forced_offset, log.end_ordinal)
+        reply.ok(*location, log.epoch, log.first_offset, log.end_offset, log.forced_offset, log.end_ordinal)
 
     if request.by in (BY_EARLIEST, BY_LATEST):
         found(find_location(log, request.by, request.value), None)

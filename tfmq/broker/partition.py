@@ -59,7 +59,7 @@ class Partition:
         """The source of effects that has exclusive use of the partition, or None."""
         self._blocked: deque[PendingAppend] = deque()
         """Appends that wait until the exclusive use of the partition ends."""
-        self._force, self._run, self._timers = runtime.request_fsync, runtime.run, runtime.timers
+        self._submit_fsync, self._run, self._timers = runtime.request_fsync, runtime.run, runtime.timers
         self._append_bytes_max = runtime.limits["append_bytes"]
         self.append_bytes_max = min(self._append_bytes_max, log.options.segment_bytes // APPENDS_PER_SEGMENT)
         self._durability_waiters: dict[int, list[Waiter]] = {}
@@ -193,7 +193,7 @@ class Partition:
             if self.deleted:
                 raise UnknownTopic(TOPIC_DELETED.format(name=self.name))
             log, source = self.log, staged.source
-            answers = log.append(batches, source, checked=True) if batches else [log.append_control(source)]
+            results = log.append(batches, source, checked=True) if batches else [log.append_control(source)]
         except Exception as error:
             self._reject_staged(staged, _append_error(error))
             return
@@ -212,7 +212,7 @@ class Partition:
         for work, batches in staged.items:
             count = len(batches) or 1
             try:
-                work.appended(self, answers[at : at + count])
+                work.appended(self, results[at : at + count])
             except Exception as error:
                 failure = error  # The others are written, too, and must be completed.
             at += count
@@ -264,7 +264,7 @@ class Partition:
             return
         self._durability_waiters[offset] = [waiter]
         self._requested_offset = max(self._requested_offset, offset)
-        self._force(self.log, offset, partial(self._fsync_done, offset))
+        self._submit_fsync(self.log, offset, partial(self._fsync_done, offset))
 
     def request_fsync(self) -> None:
         """Request an fsync of all written appends, unless it is requested already."""
@@ -319,8 +319,8 @@ class Partition:
 
     def wake_parked(self) -> None:
         """Retry the fetches that are parked on this partition."""
-        for look in list(self.parked.values()):
-            look()
+        for retry in list(self.parked.values()):
+            retry()
 
     def close_for_deletion(self, done: Callable[[], None]) -> None:
         """Reject all waiting appends and fetches: the topic is deleted. Call `done()` when no worker uses the log."""
@@ -440,10 +440,10 @@ class PendingAppend(ABC):
         """
 
     @abstractmethod
-    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+    def appended(self, partition: Partition, results: list[Appended]) -> None:
         """Complete the request: the append is written, but not durable yet.
 
-        `answers` has one item for each batch, or if `prepare` returned [], one item for the block trailer.
+        `results` has one item for each batch, or if `prepare` returned [], one item for the block trailer.
         """
 
     @abstractmethod
@@ -477,21 +477,21 @@ class EffectAppend(PendingAppend):
         self.size_bytes = sum(len(batch.data) for batch in effect.batches)
 
     def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
-        place = (self.source.high, self.source.low)
+        position = (self.source.high, self.source.low)
         applied = partition.log.applied(self.source.kind, self.source.id)
-        if applied is not None and place <= applied:
+        if applied is not None and position <= applied:
             if partition.log.stopped is not None:
                 # The effect was written, but may have been lost when the log stopped. Only a resume shows that.
                 raise StorageStopped(reason=partition.log.stopped, outcome=UNKNOWN)
             self._done(AppendResult(self._key, partition.log.end_offset, ()), None)
             return None
-        if staged.items and place <= staged.source[2:]:
+        if staged.items and position <= staged.source[2:]:
             raise FlushStagedFirst
         return self._batches
 
-    def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        offsets = [answer.positions[0][1] for answer in answers] if self._batches else []
-        self._done(AppendResult(self._key, answers[-1].end_offset, offsets), None)
+    def appended(self, partition: Partition, results: list[Appended]) -> None:
+        offsets = [result.positions[0][1] for result in results] if self._batches else []
+        self._done(AppendResult(self._key, results[-1].end_offset, offsets), None)
 
     def rejected(self, error: BaseException) -> None:
         self._done(None, error)

@@ -198,8 +198,8 @@ class PartitionDirs:
         known = {(row.name, number) for row in topics.values() for number in range(row.target)}
         found = []
         for name in self._disk.list(self._data):
-            place = parse_partition_folder(name)
-            if place is not None and place not in known and name not in RESERVED_NAMES:
+            topic_partition = parse_partition_folder(name)
+            if topic_partition is not None and topic_partition not in known and name not in RESERVED_NAMES:
                 found.append(name)
         return found
 

@@ -60,7 +60,7 @@ class ProduceAppend(PendingAppend):
                 now_ms=self._now_ms,
             )
             if repeat is not None:
-                self._answer_duplicate(partition, repeat)
+                self._reply_to_duplicate(partition, repeat)
                 return None
         elif request.sequence < expected:
             raise FlushStagedFirst
@@ -69,11 +69,11 @@ class ProduceAppend(PendingAppend):
         fields = (self._body, request.blocks, request.producer_id, request.sequence, request.count)
         return [_new(Batch, fields)]
 
-    def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        request, (answer,) = self._request, answers
-        partition.producers.record_batch(request.producer_id, request.sequence, request.count, answer)
+    def appended(self, partition: Partition, results: list[Appended]) -> None:
+        request, (result,) = self._request, results
+        partition.producers.record_batch(request.producer_id, request.sequence, request.count, result)
         self._body = b""
-        self._reply_when_durable(partition, answer.end_offset, answer.positions, False, answer)
+        self._reply_when_durable(partition, result.end_offset, result.positions, False, result)
 
     def _reply_when_durable(
         self,
@@ -81,10 +81,10 @@ class ProduceAppend(PendingAppend):
         end: int,
         positions: Sequence[tuple[int, int]],
         repeated: bool,
-        answer: Appended | StoredBatch,
+        result: Appended | StoredBatch,
     ) -> None:
         """If the request has acks=synced, reply once the log is durable up to `end`; else reply now."""
-        fields = (repeated, answer.append_time, answer.first_ordinal)
+        fields = (repeated, result.append_time, result.first_ordinal)
         if self._request.acks == ACKS_SYNCED:
             self._release_body()
             partition.when_durable(end, partial(self._fsync_done, positions, fields))
@@ -117,23 +117,23 @@ class ProduceAppend(PendingAppend):
             self._body_released = True
             self._reply.body_done()
 
-    def _answer_duplicate(self, partition: Partition, repeat: DuplicateBatch) -> None:
-        answer = repeat.stored
+    def _reply_to_duplicate(self, partition: Partition, repeat: DuplicateBatch) -> None:
+        result = repeat.stored
         if repeat.first_offset_walk is None:
-            self._reply_when_durable(partition, answer.end_offset, answer.positions, True, answer)
+            self._reply_when_durable(partition, result.end_offset, result.positions, True, result)
             return
         offset, records = repeat.first_offset_walk
         self._run(
-            partial(record_offset, partition.log, offset, records), partial(self._first_offset_found, partition, answer)
+            partial(record_offset, partition.log, offset, records), partial(self._first_offset_found, partition, result)
         )
 
     def _first_offset_found(
-        self, partition: Partition, answer: StoredBatch, offset: int, error: BaseException | None
+        self, partition: Partition, result: StoredBatch, offset: int, error: BaseException | None
     ) -> None:
         if error is not None:
             self.rejected(client_error(error, UNKNOWN))
         else:
-            self._reply_when_durable(partition, answer.end_offset, [(0, offset), *answer.positions[1:]], True, answer)
+            self._reply_when_durable(partition, result.end_offset, [(0, offset), *result.positions[1:]], True, result)
 
 
 class SuccessionAppend(PendingAppend):
@@ -158,8 +158,8 @@ class SuccessionAppend(PendingAppend):
         self.source = succession_source(self._id, self._successor, self._last)
         return []
 
-    def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        partition.producers.close(self._id, self._successor, self._last, answers[0].append_time)
+    def appended(self, partition: Partition, results: list[Appended]) -> None:
+        partition.producers.close(self._id, self._successor, self._last, results[0].append_time)
         reply_closed(partition, (self._successor, self._last), self._reply)
 
     def rejected(self, error: BaseException) -> None:

@@ -97,7 +97,7 @@ class ProducerState:
     @property
     def highest_id(self) -> int:
         """The highest producer id that is known to occur in this log; 0 if none is."""
-        known = (max(producer_id, stream.successor) for producer_id, stream in self._entries.items())
+        known = (max(producer_id, entry.successor) for producer_id, entry in self._entries.items())
         return max(known, default=self.floor)
 
     # Checks of new batches
@@ -111,21 +111,21 @@ class ProducerState:
         Raises StaleProducer (the id is closed), UnknownProducer (the id, or the reply to a duplicate, is not known any
         more), and BadRequest (only a part of the batch is in the log).
         """
-        stream = self._entries.get(producer_id)
-        if stream is None:
+        entry = self._entries.get(producer_id)
+        if entry is None:
             self.require_known_new(producer_id, now_ms())
             if sequence and not gaps:
                 raise UnknownProducer(producer_id=producer_id)
             return None
-        if stream.successor:
-            raise StaleProducer(successor=stream.successor, last=stream.next_sequence - 1)
-        if sequence == stream.next_sequence:
+        if entry.successor:
+            raise StaleProducer(successor=entry.successor, last=entry.next_sequence - 1)
+        if sequence == entry.next_sequence:
             return None
-        if sequence > stream.next_sequence:
+        if sequence > entry.next_sequence:
             if gaps:
                 return None
-            raise SequenceGap(expected=stream.next_sequence, found=sequence)
-        return _find_duplicate(stream, sequence, records)
+            raise SequenceGap(expected=entry.next_sequence, found=sequence)
+        return _find_duplicate(entry, sequence, records)
 
     def require_known_new(self, producer_id: int, now_ms: int) -> None:
         """Raise UnknownProducer for an id without an entry, unless the id certainly never had an entry.
@@ -139,13 +139,13 @@ class ProducerState:
 
     def closed_id(self, producer_id: int) -> tuple[int, int] | None:
         """Return (successor, last sequence or -1) of a closed id; None if the id is not closed."""
-        stream = self._entries.get(producer_id)
-        return (stream.successor, stream.next_sequence - 1) if stream is not None and stream.successor else None
+        entry = self._entries.get(producer_id)
+        return (entry.successor, entry.next_sequence - 1) if entry is not None and entry.successor else None
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the last sequence of an id in this log; -1 if the id has none."""
-        stream = self._entries.get(producer_id)
-        return stream.next_sequence - 1 if stream is not None else -1
+        entry = self._entries.get(producer_id)
+        return entry.next_sequence - 1 if entry is not None else -1
 
     # Changes by new appends
 
@@ -154,17 +154,17 @@ class ProducerState:
 
     def close(self, producer_id: int, successor: int, last_sequence: int, append_time: int) -> None:
         """Record that a block trailer in the log closed `producer_id`, and named its successor."""
-        stream = self._touch_entry(producer_id, append_time)
-        stream.successor = successor
-        stream.next_sequence = last_sequence + 1
-        stream.batches.clear()
+        entry = self._touch_entry(producer_id, append_time)
+        entry.successor = successor
+        entry.next_sequence = last_sequence + 1
+        entry.batches.clear()
 
     def expire(self, now_ms: int) -> int:
         """Remove ids idle for longer than `idle_ms`, and the longest idle ids above `entries_max`. Return how many."""
         before = len(self._entries)
         while self._entries:
-            stream = next(iter(self._entries.values()))
-            if len(self._entries) <= self._entries_max and stream.seen_ms + self._idle_ms >= now_ms:
+            entry = next(iter(self._entries.values()))
+            if len(self._entries) <= self._entries_max and entry.seen_ms + self._idle_ms >= now_ms:
                 break
             self._evict_idlest()
         return before - len(self._entries)
@@ -175,19 +175,19 @@ class ProducerState:
         self.floor = max(self.floor, producer_id)
 
     def _touch_entry(self, producer_id: int, seen_ms: int) -> ProducerEntry:
-        stream = self._entries.pop(producer_id, None)
-        if stream is None:
-            stream = ProducerEntry(self._remembered)
+        entry = self._entries.pop(producer_id, None)
+        if entry is None:
+            entry = ProducerEntry(self._remembered)
             if len(self._entries) >= PRODUCERS_OVERSHOOT * self._entries_max:
                 self._evict_idlest()
-        self._entries[producer_id] = stream
-        stream.seen_ms = seen_ms
-        return stream
+        self._entries[producer_id] = entry
+        entry.seen_ms = seen_ms
+        return entry
 
-    def _add_batch(self, producer_id: int, answer: StoredBatch) -> None:
-        stream = self._touch_entry(producer_id, answer.append_time)
-        stream.batches.append(answer)
-        stream.next_sequence = answer.sequence + answer.records
+    def _add_batch(self, producer_id: int, batch: StoredBatch) -> None:
+        entry = self._touch_entry(producer_id, batch.append_time)
+        entry.batches.append(batch)
+        entry.next_sequence = batch.sequence + batch.records
 
     # The methods of journal.log.checkpoint.State
 
@@ -199,22 +199,22 @@ class ProducerState:
         if not data:
             return
         with decoding(SNAPSHOT_NAME):
-            version, floor, streams = unpack_stored(data)
+            version, floor, entries = unpack_stored(data)
             if version != SNAPSHOT_VERSION:
                 raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
             self.floor = floor
-            for producer_id, next_sequence, seen_ms, successor, batches in streams:
-                stream = self._entries[producer_id] = ProducerEntry(self._remembered)
-                stream.next_sequence, stream.seen_ms, stream.successor = next_sequence, seen_ms, successor
-                stream.batches.extend(StoredBatch(*fields) for fields in batches)
+            for producer_id, next_sequence, seen_ms, successor, batches in entries:
+                entry = self._entries[producer_id] = ProducerEntry(self._remembered)
+                entry.next_sequence, entry.seen_ms, entry.successor = next_sequence, seen_ms, successor
+                entry.batches.extend(StoredBatch(*fields) for fields in batches)
 
     def dump(self) -> bytes:
         """Return a snapshot: version, floor, and every id, the longest idle first."""
-        streams = [
+        entries = [
             (producer_id, each.next_sequence, each.seen_ms, each.successor, list(each.batches))
             for producer_id, each in self._entries.items()
         ]
-        return pack((SNAPSHOT_VERSION, self.floor, streams))
+        return pack((SNAPSHOT_VERSION, self.floor, entries))
 
     def apply(self, block: Block) -> None:
         """Apply the next block of the log. Recovery calls this."""
@@ -233,20 +233,20 @@ class ProducerState:
         elif control.source_kind == SOURCE_PLAIN:
             for ordinal, run in found:
                 positions = ((0, run.offset),)
-                answer = StoredBatch(
+                batch = StoredBatch(
                     run.first_sequence, run.count, positions, ordinal, control.next, control.append_time
                 )
-                self._apply_run(run.producer_id, answer)
+                self._apply_run(run.producer_id, batch)
         self._append_continues = control.more_follows
 
     def _apply_run(self, producer_id: int, run: StoredBatch) -> None:
         """Add a run of records as a batch. If it continues the last batch of the same append, extend that batch."""
-        stream = self._entries.get(producer_id)
-        last = stream.batches[-1] if stream is not None and stream.batches else None
-        if stream is None or last is None or not self._append_continues or not _is_contiguous(last, run):
+        entry = self._entries.get(producer_id)
+        last = entry.batches[-1] if entry is not None and entry.batches else None
+        if entry is None or last is None or not self._append_continues or not _is_contiguous(last, run):
             self._add_batch(producer_id, run)
             return
-        stream.batches.pop()
+        entry.batches.pop()
         positions = (*last.positions, (last.records, run.positions[0][1]))
         self._add_batch(
             producer_id,
@@ -263,15 +263,13 @@ def _is_contiguous(last: StoredBatch, run: StoredBatch) -> bool:
     return last.next_sequence == run.sequence and last.first_ordinal + last.records == run.first_ordinal
 
 
-def _find_duplicate(stream: ProducerEntry, sequence: int, records: int) -> DuplicateBatch:
-    if sequence + records > stream.next_sequence:
+def _find_duplicate(entry: ProducerEntry, sequence: int, records: int) -> DuplicateBatch:
+    if sequence + records > entry.next_sequence:
         raise BadRequest(
-            f"Sequences {sequence}..{stream.next_sequence - 1} of this batch are stored and the rest is not: repeat"
+            f"Sequences {sequence}..{entry.next_sequence - 1} of this batch are stored and the rest is not: repeat"
             " batches as they were, or take a successor id."
         )
-    known = [
-        batch for batch in stream.batches if batch.next_sequence > sequence and batch.sequence < sequence + records
-    ]
+    known = [batch for batch in entry.batches if batch.next_sequence > sequence and batch.sequence < sequence + records]
     if not known or known[0].sequence > sequence or any(a.next_sequence != b.sequence for a, b in pairwise(known)):
         raise UnknownProducer(
             f"Sequences {sequence}..{sequence + records - 1} were sent before, too long ago to know their"
@@ -281,11 +279,11 @@ def _find_duplicate(stream: ProducerEntry, sequence: int, records: int) -> Dupli
 
 
 def _combine_batches(known: list[StoredBatch], sequence: int, records: int) -> DuplicateBatch:
-    places = [(batch.sequence + index, offset) for batch in known for index, offset in batch.positions]
-    before = max(place for place in places if place[0] <= sequence)
-    positions = [(at - sequence, offset) for at, offset in places if sequence < at < sequence + records]
+    offsets = [(batch.sequence + index, offset) for batch in known for index, offset in batch.positions]
+    before = max(each for each in offsets if each[0] <= sequence)
+    positions = [(at - sequence, offset) for at, offset in offsets if sequence < at < sequence + records]
     first = known[0]
-    answer = StoredBatch(
+    batch = StoredBatch(
         sequence,
         records,
         [(0, before[1]), *positions],
@@ -293,4 +291,4 @@ def _combine_batches(known: list[StoredBatch], sequence: int, records: int) -> D
         known[-1].end_offset,
         first.append_time,
     )
-    return DuplicateBatch(answer, (before[1], sequence - before[0]) if before[0] < sequence else None)
+    return DuplicateBatch(batch, (before[1], sequence - before[0]) if before[0] < sequence else None)

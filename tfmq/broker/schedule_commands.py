@@ -40,7 +40,7 @@ class ScheduleCommands:
         runtime: Runtime,
         *,
         catalog: Catalog,
-        destination: BrokerApplyTarget,
+        apply_target: BrokerApplyTarget,
         topics: Topics,
         leases: IdAllocator,
         run: Run,
@@ -52,7 +52,7 @@ class ScheduleCommands:
         self._changing: dict[str, deque[Callable[[], None]]] = {}
         self._adding: dict[str, int] = {}
         """Name -> size in bytes, for each schedule that is being added. These sizes count in the limits."""
-        self.scheduler = Scheduler(runtime, destination=destination, topics=topics, run=run, bind=self._bind)
+        self.scheduler = Scheduler(runtime, apply_target=apply_target, topics=topics, run=run, bind=self._bind)
 
     def start(self) -> None:
         """Start all schedules of the catalog, so that their messages are sent."""
@@ -180,11 +180,11 @@ class ScheduleCommands:
 
         def pause(finish: Finish) -> None:
             run = self._find_run(request.name)
-            answer = partial(self._finish_described, run, finish)
+            reply_described = partial(self._finish_described, run, finish)
             if run.row.paused:
-                answer(None)
+                reply_described(None)
             else:
-                self._change(run, answer, paused=True)
+                self._change(run, reply_described, paused=True)
 
         self._serialize(request.name, reply, pause)
 
@@ -193,13 +193,13 @@ class ScheduleCommands:
 
         def resume(finish: Finish) -> None:
             run, now = self._find_run(request.name), self._clock.wall_ms()
-            answer = partial(self._finish_described, run, finish)
+            reply_described = partial(self._finish_described, run, finish)
             if self.scheduler.is_clock_behind(run):
                 self._restart_with_new_id(run, now, finish)
             elif run.row.paused:
-                self._change(run, answer, paused=False, through_ms=now)
+                self._change(run, reply_described, paused=False, through_ms=now)
             else:
-                answer(None)
+                reply_described(None)
 
         self._serialize(request.name, reply, resume)
 
@@ -296,14 +296,14 @@ class ScheduleCommands:
         """Change fields of the schedule in the catalog. The schedule sends no message until the change is durable."""
         run.is_changing = True
 
-        def forced(error: BaseException | None) -> None:
+        def written(error: BaseException | None) -> None:
             run.is_changing = False
             if error is None:
                 run.replace_row(run.row._replace(**changed))
             self.scheduler.plan(run)
             then(error)
 
-        self._catalog.submit(run.state_entry(**changed), forced)
+        self._catalog.submit(run.state_entry(**changed), written)
 
     def _finish_described(self, run: RunningSchedule, finish: Finish, error: BaseException | None) -> None:
         finish(error, self._describe_fully(run))

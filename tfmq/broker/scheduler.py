@@ -82,13 +82,13 @@ class Scheduler:
         self,
         runtime: Runtime,
         *,
-        destination: BrokerApplyTarget,
+        apply_target: BrokerApplyTarget,
         topics: Topics,
         run: Run,
         bind: Callable[[RunningSchedule], None],
     ) -> None:
         """`bind(run)` is called if the topic of a schedule exists with another incarnation than the schedule has."""
-        self._destination, self._topics, self._clock = destination, topics, runtime.clock
+        self._apply_target, self._topics, self._clock = apply_target, topics, runtime.clock
         self._run, self._bind = run, bind
         self.timer = ScheduleTimer(
             timers=runtime.timers, clock=runtime.clock, meet=self._process, set_back=self._clock_set_back
@@ -107,7 +107,7 @@ class Scheduler:
     def partition_resumed(self, log_id: int) -> None:
         """Recompute the next times of the partition's schedules: its resume may have truncated sent messages."""
         for run in self.timer.schedules.values():
-            if run.key == log_id and not run.is_sending and not self.timer.is_parked(run):
+            if run.key == log_id and not run.is_sending and not self.timer.is_blocked(run):
                 self.plan(run)
         self.timer.retry_now(log_id)
 
@@ -132,7 +132,7 @@ class Scheduler:
 
     def last_sent(self, run: RunningSchedule) -> int:
         """Return the latest time whose message is in the partition, durable or not; 0 if there is no message."""
-        applied = self._destination.last_applied(run.key, run.source)
+        applied = self._apply_target.last_applied(run.key, run.source)
         return 0 if applied is None else applied[0]
 
     def next_shown(self, run: RunningSchedule) -> int | None:
@@ -143,15 +143,15 @@ class Scheduler:
 
     def _is_target_stopped(self, run: RunningSchedule) -> bool:
         try:
-            self._destination.check_space(run.key, 0)
+            self._apply_target.check_space(run.key, 0)
         except (StorageStopped, DiskFull, UnknownTopic) as error:
             return isinstance(error, StorageStopped)
         return False
 
     def _record_durable(self, run: RunningSchedule) -> None:
-        settled = self._destination.last_durable(run.key, run.source)
-        if settled is not None:
-            run.durable_ms = settled[0]
+        durable = self._apply_target.last_durable(run.key, run.source)
+        if durable is not None:
+            run.durable_ms = durable[0]
 
     def trouble(self, run: RunningSchedule) -> str:
         """Return why the schedule cannot send messages, now or when they are due; "" if it can."""
@@ -169,7 +169,7 @@ class Scheduler:
         """Recompute the next times of all schedules. No time after `now` counts as skipped: it will occur once more."""
         for run in list(self.timer.schedules.values()):
             run.skipped_ms = min(run.skipped_ms, now)
-            if not run.is_sending and not self.timer.is_parked(run):
+            if not run.is_sending and not self.timer.is_blocked(run):
                 self.plan(run)
 
     def _may_send(self, run: RunningSchedule) -> bool:
@@ -191,7 +191,7 @@ class Scheduler:
             self._bind(run)
             return
         try:
-            self._destination.check_space(run.key, 0)
+            self._apply_target.check_space(run.key, 0)
         except Exception as error:
             self.retry_later(run, error)
             return
@@ -238,8 +238,8 @@ class Scheduler:
         run.is_sending = False
         if not self._may_send(run):
             return
-        settled = self.resolved_until(run)
-        moments = [moment for moment in moments if moment > settled]
+        resolved_ms = self.resolved_until(run)
+        moments = [moment for moment in moments if moment > resolved_ms]
         if moments:
             self._send(run, moments)
         else:
@@ -249,14 +249,14 @@ class Scheduler:
         """Append the first messages, as many as fit one append. When these are durable, the other messages follow."""
         try:
             size = len(run.batch(moments[0]).data)
-            count = min(max(1, self._destination.append_bytes_max(run.key) // size), MESSAGES_AT_ONCE)
+            count = min(max(1, self._apply_target.append_bytes_max(run.key) // size), MESSAGES_AT_ONCE)
             append = run.append(moments[:count])
             self.check_batches(run, append.batches)
         except Exception as error:  # BadBatch, MessageTooLarge: the partition never accepts the message
             self.skip_due(run, str(reply.client_error(error)))
             return
         run.is_sending = True
-        self._destination.apply(append, partial(self._append_written, run, moments[count:]))
+        self._apply_target.apply(append, partial(self._append_written, run, moments[count:]))
 
     def check_batches(self, run: RunningSchedule, batches: Sequence[Batch]) -> None:
         """Check that the partition would accept the batches. Raises BadBatch, MessageTooLarge, UnknownTopic."""
@@ -265,18 +265,18 @@ class Scheduler:
             raise UnknownTopic(TOPIC_GONE.format(topic=run.row.topic))
         before = b""
         for batch in batches:
-            self._destination.check_batch(partition, batch)
+            self._apply_target.check_batch(partition, batch)
             if before:
                 partition.log.check(batch, before)
             before = tail_of(batch)
 
     def _append_written(
-        self, run: RunningSchedule, rest: list[int], mark: AppendResult | None, error: BaseException | None
+        self, run: RunningSchedule, rest: list[int], result: AppendResult | None, error: BaseException | None
     ) -> None:
-        if error is not None or mark is None:
-            self.retry_later(run, error or RuntimeError("an effect ended without a mark"))
+        if error is not None or result is None:
+            self.retry_later(run, error or RuntimeError("an effect ended without a result"))
         else:
-            self._destination.fsync_to(mark, partial(self._append_durable, run, rest))
+            self._apply_target.fsync_to(result, partial(self._append_durable, run, rest))
 
     def _append_durable(self, run: RunningSchedule, rest: list[int], error: BaseException | None) -> None:
         if error is not None:
@@ -453,7 +453,7 @@ class ScheduleTimer:
         self.is_started = False
         self._heap: list[tuple[int, int]] = []
         self._steps: deque[Step] = deque()
-        self._parked: dict[int, RunningSchedule] = {}
+        self._blocked: dict[int, RunningSchedule] = {}
         self._retry_at = 0.0
         self._alarm: Timer | None = None
         """Timer for the next due schedule."""
@@ -476,11 +476,11 @@ class ScheduleTimer:
     def remove(self, run: RunningSchedule) -> None:
         """Remove a schedule, so that it is not processed any more."""
         self.schedules.pop(run.row.id, None)
-        self._parked.pop(run.row.id, None)
+        self._blocked.pop(run.row.id, None)
 
     def process_at(self, run: RunningSchedule, moment_ms: int | None) -> None:
         """Process the schedule at `moment_ms` (wall clock, ms). Replaces an earlier call; None: do not process it."""
-        self._parked.pop(run.row.id, None)
+        self._blocked.pop(run.row.id, None)
         run.next_ms = moment_ms
         if moment_ms is not None:
             heapq.heappush(self._heap, (moment_ms, run.row.id))
@@ -498,19 +498,19 @@ class ScheduleTimer:
             self._run_within(0.0)
 
     def retry_later(self, run: RunningSchedule) -> None:
-        """Park the schedule: process it again within ROUND_SECONDS, unless `process_at` is called for it before."""
+        """Block the schedule: process it again within ROUND_SECONDS, unless `process_at` is called for it before."""
         if self.schedules.get(run.row.id) is run and self.is_started:
-            if not self._parked:
+            if not self._blocked:
                 self._retry_at = self._timers.now() + ROUND_SECONDS
-            self._parked[run.row.id] = run
+            self._blocked[run.row.id] = run
             self._run_within(ROUND_SECONDS)
 
-    def is_parked(self, run: RunningSchedule) -> bool:
-        return run.row.id in self._parked
+    def is_blocked(self, run: RunningSchedule) -> bool:
+        return run.row.id in self._blocked
 
     def retry_now(self, log_id: int) -> None:
-        """Process all parked schedules now, if one of them sends to the log with this id."""
-        if any(run.key == log_id for run in self._parked.values()):
+        """Process all blocked schedules now, if one of them sends to the log with this id."""
+        if any(run.key == log_id for run in self._blocked.values()):
             self._retry_at = self._timers.now()
             self._run_within(0.0)
 
@@ -521,7 +521,7 @@ class ScheduleTimer:
             return
         if self._heap:
             self._run_within(max((self._heap[0][0] - self._clock.wall_ms()) / 1000, 0.0))
-        if self._parked:
+        if self._blocked:
             self._run_within(max(self._retry_at - self._timers.now(), 0.0))
         if _is_finished(self._round):
             self._round = self._timers.after(ROUND_SECONDS, self._run_round, deferrable=True)
@@ -558,9 +558,9 @@ class ScheduleTimer:
         if now < self._last_wall_ms:
             self._set_back(now)
         self._last_wall_ms = now
-        if self._parked and self._timers.now() >= self._retry_at:
-            parked, self._parked = self._parked, {}
-            self._steps.extend(partial(self._process, run) for run in parked.values())
+        if self._blocked and self._timers.now() >= self._retry_at:
+            blocked, self._blocked = self._blocked, {}
+            self._steps.extend(partial(self._process, run) for run in blocked.values())
         end = self._timers.now() + PORTION_SECONDS
         for _ in range(PORTION_STEPS):
             step = self._next_step(now)

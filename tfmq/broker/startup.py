@@ -497,7 +497,7 @@ def _create_delay(
         arrival_log=partition,
         state=state,
         buckets=buckets,
-        destination=broker.apply_target,
+        apply_target=broker.apply_target,
         timers=broker.timers,
         clock=broker.clock,
         run=broker.run,
@@ -579,10 +579,10 @@ def _require_newest_journal(broker: Broker, folder: str, store: TransactionStore
     A commit is durable in the journal before its effects are written, so all applied LSNs are below the journal's end.
     """
     source = (SOURCE_TRANSACTION, store.journal_id)
-    places = [(f"{each.name}-{each.number}", each.log.applied(*source)) for each in broker.topics.partitions()]
-    places.append(("the catalog", broker.catalog.state.applied_lsns.get(store.journal_id)))
-    places.append(("the store of delayed messages", broker.delay_commands.partition.log.applied(*source)))
-    for name, place in places:
-        if place is not None and place[0] >= store.end_lsn:
+    positions = [(f"{each.name}-{each.number}", each.log.applied(*source)) for each in broker.topics.partitions()]
+    positions.append(("the catalog", broker.catalog.state.applied_lsns.get(store.journal_id)))
+    positions.append(("the store of delayed messages", broker.delay_commands.partition.log.applied(*source)))
+    for name, position in positions:
+        if position is not None and position[0] >= store.end_lsn:
             reason = f"the journal is older than {name}, which has messages of later transactions"
-            raise Corrupt(folder, store.end_lsn, place[0], f"{reason}. {new_journal_advice(broker.meta)}")
+            raise Corrupt(folder, store.end_lsn, position[0], f"{reason}. {new_journal_advice(broker.meta)}")

@@ -86,18 +86,18 @@ class TopicAdmin:
         self._create_each(missing, session, reply_when_done(reply, fields))
 
     def _create_each(self, names: list[str], session: Session, then: ErrorCallback) -> None:
-        left = len(names)
+        remaining = len(names)
         failed: list[BaseException] = []
 
         def made(name: str, error: BaseException | None) -> None:
-            nonlocal left
-            left -= 1
+            nonlocal remaining
+            remaining -= 1
             if error is None:
                 done = f"done, {self._topics.count(name)} partitions"
                 log.info("create topic %s on first use, asked by %s: %s", name, session.identity, done)
             elif not isinstance(error, TopicExists):
                 failed.append(error)
-            if not left:
+            if not remaining:
                 then(failed[0] if failed else None)
 
         for name in names:
@@ -362,12 +362,12 @@ class TopicAdmin:
     def _finish_deletion(self, topic: Topic, end: ErrorCallback) -> None:
         del self._topics[topic.name]
         self._deleted(topic.incarnation)
-        left = len(topic.partitions)
+        remaining = len(topic.partitions)
 
-        def retired() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
+        def log_closed() -> None:
+            nonlocal remaining
+            remaining -= 1
+            if not remaining:
                 fields = (topic.name, topic.incarnation, len(topic.partitions))
                 self._run(partial(self._folders.rename_deleted, *fields), aside)
 
@@ -379,9 +379,9 @@ class TopicAdmin:
             for partition in topic.partitions:
                 if isinstance(partition, Partition):
                     partition.log.abandon("its topic was deleted")
-            self._catalog.submit((GONE, topic.incarnation), partial(gone, paths))
+            self._catalog.submit((GONE, topic.incarnation), partial(entry_written, paths))
 
-        def gone(paths: list[str], error: BaseException | None) -> None:
+        def entry_written(paths: list[str], error: BaseException | None) -> None:
             if error is not None:
                 end(client_error(error, UNKNOWN))  # the next start completes the deletion
                 return
@@ -390,9 +390,9 @@ class TopicAdmin:
 
         for partition in topic.partitions:
             if isinstance(partition, Partition):
-                partition.close_for_deletion(retired)
+                partition.close_for_deletion(log_closed)
             else:
-                retired()
+                log_closed()
 
     # RESUME_PARTITION
 
@@ -439,9 +439,9 @@ class TopicAdmin:
             again()
 
 
-def _then(end: ErrorCallback, go_on: Callable[[], None]) -> ErrorCallback:
-    """Return a callback that calls `end(error)` if its argument is an error, or `go_on()` if its argument is None."""
-    return lambda error: end(error) if error is not None else go_on()
+def _then(end: ErrorCallback, proceed: Callable[[], None]) -> ErrorCallback:
+    """Return a callback that calls `end(error)` if its argument is an error, or `proceed()` if its argument is None."""
+    return lambda error: end(error) if error is not None else proceed()
 
 
 def _raise_unless_os_error(result: Any, error: BaseException | None) -> None:

@@ -58,13 +58,13 @@ class TransactionCommands:
         handler: TransactionCoordinator,
         store: TransactionStore,
         delay: DelayCommands,
-        destination: BrokerApplyTarget,
+        apply_target: BrokerApplyTarget,
         topics: Topics,
         writes: ProduceHandler,
         runtime: Runtime,
     ) -> None:
         self.coordinator, self.store = handler, store
-        self._destination, self._topics, self._writes = destination, topics, writes
+        self._apply_target, self._topics, self._writes = apply_target, topics, writes
         self._quotas, self._clock, self._delay = runtime.backpressure, runtime.clock, delay
         self._watched: set[Session] = set()
         self._parked_waits: dict[Session, dict[int, Callable[[], None]]] = {}
@@ -112,7 +112,7 @@ class TransactionCommands:
         self._writes.check_record_size(request.blocks, data)
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
         batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)
-        self._destination.check_batch(partition, batch)
+        self._apply_target.check_batch(partition, batch)
         return IncomingBatch(
             partition.log.log_id, request.topic, producer_id, request.sequence, request.count, request.blocks, data
         )

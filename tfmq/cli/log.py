@@ -31,7 +31,7 @@ from tfmq import ids
 from tfmq.broker.catalog import SUFFIX as CATALOG_SUFFIX
 from tfmq.broker.data_repair import (
     META_NAMES,
-    CatalogSurvey,
+    CatalogScan,
     DataRepairResult,
     PendingTransactions,
     has_log,
@@ -355,7 +355,7 @@ def repair_path(disk: Disk, path: str, *, dry_run: bool) -> DataRepairResult:
     entries = repair_journal(disk, str(journal), dry_run=dry_run) if journal is not None else []
     buckets = []
     if delay is not None:
-        store_id = CatalogSurvey(disk, str(delay.parent)).state.delay_store
+        store_id = CatalogScan(disk, str(delay.parent)).state.delay_store
         buckets = repair_buckets(disk, str(delay), dry_run=dry_run, store_id=store_id)
     lost = [each for folder in folders if (each := lost_partition(disk, str(folder))) is not None]
     if journal is not None and not (dry_run and entries):

@@ -64,7 +64,7 @@ class DelayQueue:
         arrival_log: ArrivalLog,
         state: ArrivalLogState,
         buckets: BucketStore,
-        destination: ApplyTarget,
+        apply_target: ApplyTarget,
         timers: Timers,
         clock: Clock,
         run: RunInWorker,
@@ -82,7 +82,7 @@ class DelayQueue:
         self._loader = BucketLoader(arrival_log.log, buckets, targets)
         self._target_queues = target_queues = TargetQueues(
             buckets.store_id,
-            destination=destination,
+            destination=apply_target,
             timers=timers,
             run=run,
             broker_clock=broker_clock,

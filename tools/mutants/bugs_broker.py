@@ -47,11 +47,11 @@ ANSWERS: Final = (
         "tfmq/broker/produce.py",
         (
             "        if repeat.first_offset_walk is None:\n"
-            "            self._reply_when_durable(partition, answer.end_offset, answer.positions, True, answer)\n"
+            "            self._reply_when_durable(partition, result.end_offset, result.positions, True, result)\n"
         ),
         (
             "        if repeat.first_offset_walk is None:\n"
-            "            self._reply_when_durable(partition, 0, answer.positions, True, answer)\n"
+            "            self._reply_when_durable(partition, 0, result.positions, True, result)\n"
         ),
         [WRITES],
     ),
@@ -120,8 +120,8 @@ ANSWERS: Final = (
         "catalog-acked-before-the-fsync",
         "a topic, a lease or a generation is acknowledged after its fsync",
         "tfmq/broker/catalog.py",
-        "        if offset <= self.log.forced_offset:\n            forced(None)\n",
-        "        if offset <= self.log.end_offset:\n            forced(None)\n",
+        "        if offset <= self.log.forced_offset:\n            durable(None)\n",
+        "        if offset <= self.log.end_offset:\n            durable(None)\n",
         [OFFSETS, LEASES],
     ),
     Mutant(
@@ -140,10 +140,10 @@ STREAMS: Final = (
         "a gap in a producer's sequences is refused",
         "tfmq/broker/producer_state.py",
         (
-            "            raise SequenceGap(expected=stream.next_sequence, found=sequence)\n"
-            "        return _find_duplicate(stream, sequence, records)\n"
+            "            raise SequenceGap(expected=entry.next_sequence, found=sequence)\n"
+            "        return _find_duplicate(entry, sequence, records)\n"
         ),
-        ("            return None\n        return _find_duplicate(stream, sequence, records)\n"),
+        ("            return None\n        return _find_duplicate(entry, sequence, records)\n"),
         [PRODUCERS],
     ),
     Mutant(
@@ -161,7 +161,7 @@ STREAMS: Final = (
         "tfmq/broker/produce.py",
         (
             "            if repeat is not None:\n"
-            "                self._answer_duplicate(partition, repeat)\n"
+            "                self._reply_to_duplicate(partition, repeat)\n"
             "                return None\n"
         ),
         "",
@@ -183,16 +183,16 @@ STREAMS: Final = (
         "partly-known-batch-accepted",
         "a batch that is stored in part is refused",
         "tfmq/broker/producer_state.py",
-        ("    if sequence + records > stream.next_sequence:\n        raise BadRequest(\n"),
-        ("    if sequence + records > stream.next_sequence + records:\n        raise BadRequest(\n"),
+        ("    if sequence + records > entry.next_sequence:\n        raise BadRequest(\n"),
+        ("    if sequence + records > entry.next_sequence + records:\n        raise BadRequest(\n"),
         [PRODUCERS],
     ),
     Mutant(
         "closed-id-accepted",
         "a producer id that has a successor never sends again",
         "tfmq/broker/producer_state.py",
-        "        if stream.successor:\n            raise StaleProducer",
-        "        if stream.successor < 0:\n            raise StaleProducer",
+        "        if entry.successor:\n            raise StaleProducer",
+        "        if entry.successor < 0:\n            raise StaleProducer",
         [PRODUCERS],
     ),
     Mutant(
@@ -247,8 +247,8 @@ STREAMS: Final = (
         "effect-applied-twice",
         "messages of a transaction or timer are appended once",
         "tfmq/broker/partition.py",
-        "        if applied is not None and place <= applied:\n",
-        "        if applied is None and place < (0, 0):\n",
+        "        if applied is not None and position <= applied:\n",
+        "        if applied is None and position < (0, 0):\n",
         ["tests/broker/test_partition.py"],
     ),
     Mutant(
@@ -287,8 +287,11 @@ STREAMS: Final = (
         "leases-not-fsynced",
         "no id is given out before its range is durable",
         "tfmq/broker/catalog.py",
-        "        self._catalog.submit((LEASE, end, self._clock.wall_ms()), forced)\n",
-        "        self._catalog.submit((LEASE, end, self._clock.wall_ms()), lambda error: None)\n        forced(None)\n",
+        "        self._catalog.submit((LEASE, end, self._clock.wall_ms()), durable)\n",
+        (
+            "        self._catalog.submit((LEASE, end, self._clock.wall_ms()), lambda error: None)\n"
+            "        durable(None)\n"
+        ),
         [LEASES],
     ),
     Mutant(

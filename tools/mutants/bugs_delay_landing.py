@@ -63,8 +63,8 @@ DELAY_LANDING: Final[tuple[Mutant, ...]] = (
         "repeat-without-its-dues",
         "a repeated delayed send returns the same handle",
         "tfmq/broker/delayed_produce.py",
-        "        if note is not None and note.record_count == self._request.count:\n",
-        "        if note is not None and note.record_count < self._request.count:\n",
+        "        if header is not None and header.record_count == self._request.count:\n",
+        "        if header is not None and header.record_count < self._request.count:\n",
         [SEND],
     ),
 )

@@ -46,8 +46,8 @@ PARTITIONS: Final = (
         "same-effect-twice-in-an-append",
         "a part that already waits in the same append is not written again",
         "tfmq/broker/partition.py",
-        "        if staged.items and place <= staged.source[2:]:\n",
-        "        if staged.items and place <= (-1, -1):\n",
+        "        if staged.items and position <= staged.source[2:]:\n",
+        "        if staged.items and position <= (-1, -1):\n",
         [EFFECT_WORK],
     ),
     Mutant(
@@ -186,7 +186,7 @@ OFFSETS_INSIDE: Final = (
         "offsets of a transaction are committed once, in the order of decisions",
         "tfmq/broker/catalog_state.py",
         (
-            "        if journal_id in self.applied_lsns and place <= self.applied_lsns[journal_id]:\n"
+            "        if journal_id in self.applied_lsns and position <= self.applied_lsns[journal_id]:\n"
             "            return\n"
         ),
         "",
@@ -255,7 +255,7 @@ COMMANDS: Final = (
         "batch-not-checked-when-it-lands",
         "a damaged batch is refused before its transaction is decided",
         "tfmq/broker/transaction_commands.py",
-        "        self._destination.check_batch(partition, batch)\n",
+        "        self._apply_target.check_batch(partition, batch)\n",
         "",
         [TRANSACTIONS],
     ),
@@ -314,8 +314,8 @@ STARTS: Final = (
         "older-journal-taken",
         "a journal older than the partitions is refused: its next decisions would seem to be applied",
         "tfmq/broker/startup.py",
-        "        if place is not None and place[0] >= store.end_lsn:\n",
-        "        if place is not None and place[0] < 0:\n",
+        "        if position is not None and position[0] >= store.end_lsn:\n",
+        "        if position is not None and position[0] < 0:\n",
         [OPENING],
     ),
     Mutant(

@@ -287,7 +287,7 @@ DATA_FOLDERS: Final = (
         "catalog-before-its-snapshot-is-not-read",
         "a flipped bit of the catalog is found at the start, also before its newest snapshot",
         "tfmq/broker/catalog.py",
-        "            if isinstance(item, DamagedRange) and base + item.first < forced:\n",
+        "            if isinstance(item, DamagedRange) and base + item.first < durable_end:\n",
         "            if isinstance(item, DamagedRange) and base + item.next < base:\n",
         [REPAIR],
     ),

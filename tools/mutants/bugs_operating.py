@@ -145,8 +145,8 @@ OPERATING: Final = (
         "peer-writes-lines-of-the-log",
         "data from a peer cannot forge a line of the log",
         "tfmq/broker/acts.py",
-        'letter if letter.isprintable() else "?" for letter',
-        "letter for letter",
+        'character if character.isprintable() else "?" for character',
+        "character for character",
         [ACTS],
     ),
     Mutant(
@@ -169,8 +169,8 @@ OPERATING: Final = (
         "folder-gone-is-no-damage",
         "a missing part of a data folder is damage",
         "tfmq/broker/data_repair.py",
-        "    return [each for each in found if _is_gone(disk, each[0])]\n",
-        "    return [each for each in found if disk.exists(each[0]) and _is_gone(disk, each[0])]\n",
+        "    return [each for each in found if _is_missing_or_empty(disk, each[0])]\n",
+        "    return [each for each in found if disk.exists(each[0]) and _is_missing_or_empty(disk, each[0])]\n",
         ["tests/broker/test_data_repair.py"],
     ),
     Mutant(
