@@ -88,9 +88,9 @@ def test_offsets_of_very_many_batches_are_not_kept() -> None:
 def test_it_is_safe_when_all_of_it_is_written_and_fsynced() -> None:
     each = course()
     assert not each.is_durable
-    each.applied, each.undurable_parts = True, 1
+    each.applied, each.undurable_tasks = True, 1
     assert not each.is_durable
-    each.undurable_parts, each.pending_targets = 0, 1
+    each.undurable_tasks, each.pending_targets = 0, 1
     assert not each.is_durable, "a target lost its part and has to get it again"
     each.pending_targets = 0
     assert each.is_durable
@@ -191,7 +191,7 @@ def test_one_that_is_not_applied_everywhere_waits() -> None:
     scene.targets.force()
     scene.advance()
     assert scene.settled == []
-    assert each.undurable_parts == 0, "whoever ends it sees that all of it is on the disk"
+    assert each.undurable_tasks == 0, "whoever ends it sees that all of it is on the disk"
 
 
 def test_after_a_failed_fsync_nothing_is_settled_and_it_is_asked_again_later() -> None:
@@ -213,7 +213,7 @@ def test_a_target_that_came_back_is_asked_for_everything_not_known_to_be_there()
     scene.write(BILLS, third)
     parts = scene.settling.remove_undurable(ORDERS)
     assert [part.progress for part in parts] == [first, second, third]
-    assert [each.undurable_parts for each in (first, second, third)] == [0, 0, 1]
+    assert [each.undurable_tasks for each in (first, second, third)] == [0, 0, 1]
     assert scene.settling.remove_undurable(ORDERS) == []
     scene.targets.force()
     scene.advance()

@@ -28,7 +28,7 @@ from tfmq.transaction.store import TransactionStore
 READ_ONLY_KEPT: Final = 10_000
 """Maximum of ended empty transactions that are remembered for repeated requests; the journal has no record of them."""
 DROPPED_COUNTS_KEPT: Final = 10_000
-"""Maximum of commits whose counts of dropped and lost messages are remembered, to answer repeated commit requests."""
+"""Maximum of commits whose counts of dropped and lost messages are remembered, to reply to repeated commit requests."""
 PENDING_STATES: Final = frozenset((states.PREPARING, states.COMMITTING, states.ROLLING_BACK))
 RETRY_SECONDS: Final = 60.0
 """Pause before the broker tries again to roll back an expired member of a commit group."""
@@ -46,7 +46,7 @@ class ActiveTransactions:
     def __init__(
         self,
         store: TransactionStore,
-        destination: ApplyTarget,
+        apply_target: ApplyTarget,
         *,
         timers: Timers,
         clock: Clock,
@@ -56,7 +56,7 @@ class ActiveTransactions:
         roll_back: Callable[[Transaction], None],
         mark_ready: Callable[[], None],
     ) -> None:
-        self.store, self.destination = store, destination
+        self.store, self.apply_target = store, apply_target
         self.clock, self.limits, self.settings = clock, limits, settings
         self.sessions = SessionTransactions()
         self._roll_back = roll_back
@@ -64,7 +64,7 @@ class ActiveTransactions:
         self.prepared_expiries = Deadlines(timers, self._prepared_expired)
         self.prepared_ms = EpochHeap()
         """Prepare times (wall clock, ms) of the prepared transactions by epoch, to warn operators of old ones."""
-        self.reservations = SpaceReservations(destination, limits)
+        self.reservations = SpaceReservations(apply_target, limits)
         self.check_back = CheckBack(
             timers,
             check_seconds=settings["check_seconds"],
@@ -73,7 +73,7 @@ class ActiveTransactions:
         )
         self.applier = Applier(
             store,
-            destination,
+            apply_target,
             timers=timers,
             run=run,
             release_space=self.reservations.release,
@@ -152,7 +152,7 @@ class ActiveTransactions:
 
     # Durability
 
-    def note_written(self, lsn: int) -> None:
+    def record_written(self, lsn: int) -> None:
         """Store the LSN of a written record, so that `when_all_durable` waits until that record is durable."""
         self._last_lsn = max(self._last_lsn, lsn)
 
@@ -172,7 +172,7 @@ class ActiveTransactions:
 
     def on_prepared(self, transaction: Transaction, lsn: int) -> None:
         """Handle a written prepare record; a closed session or the timeout can no longer end the transaction."""
-        self.note_written(lsn)
+        self.record_written(lsn)
         runtime_state(transaction).lsn = lsn
         self._untrack_open(transaction.epoch)
         self._track_prepared(transaction)
@@ -210,7 +210,7 @@ class ActiveTransactions:
 
         `waiting` is called once: when the commit is applied or late (`ApplyProgress.late`), or its fsync has failed.
         """
-        self.note_written(decision.lsn)
+        self.record_written(decision.lsn)
         alone = decision.transactions[0] if len(decision.transactions) == 1 else None
         progress = ApplyProgress(decision, batches=alone.locations.batch_count if alone is not None else 0)
         for transaction in decision.transactions:
@@ -244,7 +244,7 @@ class ActiveTransactions:
         progress.reserved_bytes = 0
         for transaction in progress.decision.transactions:
             if transaction.offsets:
-                self.destination.unlock_offsets(transaction.epoch)
+                self.apply_target.unlock_offsets(transaction.epoch)
             if progress.dropped_messages:
                 _add_bounded(self.dropped_counts, transaction.epoch, progress.dropped_messages, DROPPED_COUNTS_KEPT)
             if progress.lost:
@@ -263,7 +263,7 @@ class ActiveTransactions:
 
     def on_rolled_back(self, transactions: Sequence[Transaction], lsn: int) -> None:
         """Handle a record, written at `lsn`, that rolls back these transactions or removes their heuristic outcome."""
-        self.note_written(lsn)
+        self.record_written(lsn)
         locked = [each.epoch for each in transactions if each.offsets]
         for transaction in transactions:
             self.on_ended(transaction)
@@ -275,7 +275,7 @@ class ActiveTransactions:
         # After a failed fsync the offsets stay locked, because the next start may find the transactions prepared.
         if error is None:
             for epoch in epochs:
-                self.destination.unlock_offsets(epoch)
+                self.apply_target.unlock_offsets(epoch)
 
     # Ends of transactions
 
@@ -345,7 +345,7 @@ class ActiveTransactions:
             else:
                 continue
             if transaction.offsets:
-                self.destination.lock_offsets(transaction.epoch, transaction.xid, transaction.offsets)
+                self.apply_target.lock_offsets(transaction.epoch, transaction.xid, transaction.offsets)
         for lsn in sorted(decisions):
             transactions = decisions[lsn].transactions
             progress = ApplyProgress(decisions[lsn], sum(each.size_bytes for each in transactions))
@@ -422,8 +422,8 @@ class SpaceReservations:
     rejected. `reserved_bytes`: the total for all prepared, and all committed but not applied transactions.
     """
 
-    def __init__(self, destination: ApplyTarget, limits: Mapping[str, int]) -> None:
-        self._destination, self._limits = destination, limits
+    def __init__(self, apply_target: ApplyTarget, limits: Mapping[str, int]) -> None:
+        self._apply_target, self._limits = apply_target, limits
         self.reserved_bytes = 0
 
     def require_room(
@@ -451,24 +451,24 @@ class SpaceReservations:
         taken = 0
         try:
             for key, size in sizes.items():
-                self._destination.check_space(key, size)
-                self._destination.reserve_bytes(size)
+                self._apply_target.check_space(key, size)
+                self._apply_target.reserve_bytes(size)
                 taken += size
         except Exception:
             if taken:
-                self._destination.release_bytes(taken)
+                self._apply_target.release_bytes(taken)
             raise
         self.reserved_bytes += taken
         return taken
 
     def restore(self, size_bytes: int) -> None:
         """Reserve space for a transaction that recovery found prepared or committed; do not check the free space."""
-        self._destination.reserve_bytes(size_bytes)
+        self._apply_target.reserve_bytes(size_bytes)
         self.reserved_bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
         if size_bytes:
-            self._destination.release_bytes(size_bytes)
+            self._apply_target.release_bytes(size_bytes)
             self.reserved_bytes -= size_bytes
 
 

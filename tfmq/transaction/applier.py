@@ -60,7 +60,7 @@ class Applier(ApplyQueues["TargetQueue"]):
     def __init__(
         self,
         store: TransactionStore,
-        destination: ApplyTarget,
+        apply_target: ApplyTarget,
         *,
         timers: Timers,
         run: RunInWorker,
@@ -68,11 +68,11 @@ class Applier(ApplyQueues["TargetQueue"]):
         on_applied: Callable[[ApplyProgress], None],
         mark_ready: Callable[[], None],
     ) -> None:
-        super().__init__(destination, timers, (SOURCE_TRANSACTION, store.journal_id), mark_ready)
+        super().__init__(apply_target, timers, (SOURCE_TRANSACTION, store.journal_id), mark_ready)
         self.store, self.run = store, run
         self.in_flight = InFlightLimit()
         self.chunked = InFlightLimit(CHUNKED_MAX)
-        self.flush_tracker = FlushTracker(destination, timers, self._complete)
+        self.flush_tracker = FlushTracker(apply_target, timers, self._complete)
         self.unlimited_turns = True
         """Whether TURN_BYTES is ignored: from the start of the broker until the applier is idle for the first time."""
         self._release_space, self._on_applied = release_space, on_applied
@@ -147,9 +147,9 @@ class Applier(ApplyQueues["TargetQueue"]):
         if offsets:
             self._enqueue(OFFSETS_KEY, ApplyTask(progress, OFFSETS_PART))
 
-    def _enqueue(self, key: int, part: ApplyTask) -> None:
+    def _enqueue(self, key: int, task: ApplyTask) -> None:
         queue = self._target_queue(key)
-        queue.enqueue(part)
+        queue.enqueue(task)
         self.mark_ready(queue)
 
     def _target_queue(self, key: int) -> TargetQueue:
@@ -185,39 +185,39 @@ class Applier(ApplyQueues["TargetQueue"]):
 
     # Notifications of target queues
 
-    def tasks_written(self, queue: TargetQueue, parts: Sequence[ApplyTask], mark: AppendResult) -> None:
-        """Handle tasks whose effects are written. `mark`: result of the append that has written these effects."""
-        self.flush_tracker.add_written(mark, parts)
-        self._finish_tasks(queue, parts)
+    def tasks_written(self, queue: TargetQueue, tasks: Sequence[ApplyTask], result: AppendResult) -> None:
+        """Handle tasks whose effects are written. `result`: result of the append that has written these effects."""
+        self.flush_tracker.add_written(result, tasks)
+        self._finish_tasks(queue, tasks)
 
-    def record_delayed(self, mark: AppendResult, noted: Sequence[DelayedResults]) -> None:
-        """Fsync the written delayed batches `noted`; then record, for replies, where these batches are stored."""
-        for progress, _, _ in noted:
+    def record_delayed(self, result: AppendResult, delayed_results: Sequence[DelayedResults]) -> None:
+        """Fsync the written delayed batches; then record, for replies, where these batches are stored."""
+        for progress, _, _ in delayed_results:
             progress.undurable_delayed += 1
 
-        def forced(error: BaseException | None) -> None:
-            for progress, pieces, delayed in noted:
+        def durable(error: BaseException | None) -> None:
+            for progress, pieces, delayed in delayed_results:
                 progress.undurable_delayed -= 1
                 if error is None and self.due_words < DUE_WORDS_TOTAL:
                     before = progress.due_words
                     progress.record_delayed(pieces, delayed)
                     self.due_words += progress.due_words - before
-                if progress.is_answerable:
+                if progress.can_reply:
                     progress.notify()
                 if progress.is_durable:  # The other effects may have become durable before.
                     self._complete(progress)
 
-        self.destination.fsync_to(mark, forced)
+        self.destination.fsync_to(result, durable)
 
-    def tasks_dropped(self, queue: TargetQueue, parts: Sequence[ApplyTask]) -> None:
-        for progress, target in parts:
+    def tasks_dropped(self, queue: TargetQueue, tasks: Sequence[ApplyTask]) -> None:
+        for progress, target in tasks:
             progress.dropped_messages += target.messages
-        self._finish_tasks(queue, parts)
+        self._finish_tasks(queue, tasks)
 
-    def _finish_tasks(self, queue: TargetQueue, parts: Sequence[ApplyTask]) -> None:
+    def _finish_tasks(self, queue: TargetQueue, tasks: Sequence[ApplyTask]) -> None:
         if not self.remove_if_empty(queue):
             self.mark_ready(queue)
-        for progress, target in parts:
+        for progress, target in tasks:
             freed = min(progress.reserved_bytes, target.size_bytes)
             if freed:
                 progress.reserved_bytes -= freed
@@ -232,7 +232,7 @@ class Applier(ApplyQueues["TargetQueue"]):
             progress.applied = True
             self.store.mark_applied(progress.decision)
             self._on_applied(progress)
-            if progress.is_answerable:
+            if progress.can_reply:
                 progress.notify()
         if progress.is_durable:
             self._complete(progress)
@@ -247,11 +247,11 @@ class Applier(ApplyQueues["TargetQueue"]):
 
     def target_resumed(self, key: int) -> None:
         # The target may have lost effects that were not fsynced. Apply these again, before all later effects.
-        parts = self.flush_tracker.remove_undurable(key)
-        if parts:
-            for progress, _ in parts:
+        tasks = self.flush_tracker.remove_undurable(key)
+        if tasks:
+            for progress, _ in tasks:
                 progress.pending_targets += 1
-            self._target_queue(key).requeue(parts)
+            self._target_queue(key).requeue(tasks)
         super().target_resumed(key)
 
     def topic_deleted(self, incarnation: int) -> None:
@@ -267,10 +267,10 @@ class Applier(ApplyQueues["TargetQueue"]):
     @property
     def blocked_count(self) -> int:
         """Number of applied transactions with effects that may be lost, because a target stopped before the fsync."""
-        courses = self.flush_tracker.blocked_decisions()
+        decisions = self.flush_tracker.blocked_decisions()
         for queue in self.by_key.values():
-            courses |= {part.progress for part in queue.pending_tasks() if part.progress.applied}
-        return sum(len(progress.decision.transactions) for progress in courses)
+            decisions |= {task.progress for task in queue.pending_tasks() if task.progress.applied}
+        return sum(len(progress.decision.transactions) for progress in decisions)
 
     @staticmethod
     def has_target(key: int, progress: ApplyProgress) -> bool:
@@ -291,7 +291,7 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Replies to commits that are not applied in time
 
     def _watch_late(self, progress: ApplyProgress) -> None:
-        while self._late and self._late[0][1].is_answerable:
+        while self._late and self._late[0][1].can_reply:
             self._late.popleft()
         self._late.append((self.timers.now() + LATE_SECONDS, progress))
         if self._timer is None:
@@ -300,9 +300,9 @@ class Applier(ApplyQueues["TargetQueue"]):
     def _notify_late(self) -> None:
         self._timer = None
         now = self.timers.now()
-        while self._late and (self._late[0][0] <= now or self._late[0][1].is_answerable):
+        while self._late and (self._late[0][0] <= now or self._late[0][1].can_reply):
             progress = self._late.popleft()[1]
-            if not progress.is_answerable:
+            if not progress.can_reply:
                 progress.notify_late()
         if self._late:
             self._timer = self.timers.after(self._late[0][0] - now, self._notify_late)
@@ -360,15 +360,15 @@ class TargetQueue(ApplyQueue):
     def pending_tasks(self) -> list[ApplyTask]:
         return [*self._applying, *self._queue]
 
-    def enqueue(self, part: ApplyTask) -> None:
+    def enqueue(self, task: ApplyTask) -> None:
         """Add a task. Its source position (LSN, ordinal) must be higher than those of all queued tasks."""
-        self._queue.append(part)
+        self._queue.append(task)
         if self.blocked_reason:
-            part.progress.notify_late()
+            task.progress.notify_late()
 
-    def requeue(self, parts: Sequence[ApplyTask]) -> None:
+    def requeue(self, tasks: Sequence[ApplyTask]) -> None:
         """Put tasks back into the queue, by source position, because the target may or may not have their effects."""
-        self._queue = deque(sorted([*parts, *self._queue], key=lambda part: part.position))
+        self._queue = deque(sorted([*tasks, *self._queue], key=lambda task: task.position))
         self._position_known = False
 
     def target_resumed(self) -> None:
@@ -402,122 +402,122 @@ class TargetQueue(ApplyQueue):
 
     def _send_messages(self) -> bool:
         """Start one append for as many tasks as fit into it, or one large task; return False if nothing was started."""
-        self._applying = parts = list[ApplyTask]()
+        self._applying = tasks = list[ApplyTask]()
         batches: list[Batch] = []
         pieces: list[Sequence[int]] = []
         decided_ms: list[int] = []
         size = 0
         while self._queue:
-            part = self._queue[0]
-            part_bytes = part.target.size_bytes
-            if parts and size + part_bytes > self.slice_bytes:
+            task = self._queue[0]
+            task_bytes = task.target.size_bytes
+            if tasks and size + task_bytes > self.slice_bytes:
                 break
-            is_small = part_bytes <= self.slice_bytes
-            if is_small and not self._applier.may_send(self, part_bytes):
+            is_small = task_bytes <= self.slice_bytes
+            if is_small and not self._applier.may_send(self, task_bytes):
                 break
             slices = None
             try:
                 if is_small:
                     slices = self._applier.store.read_slices_nowait(
-                        part.progress.decision, self.key, self._applied_ordinal, self.slice_bytes
+                        task.progress.decision, self.key, self._applied_ordinal, self.slice_bytes
                     )
             except Exception as error:
-                if not parts:
+                if not tasks:
                     self._failed(Unreadable(error) if isinstance(error, Corrupt | OSError) else error)
                 break
             if slices is None:
-                if not parts:
+                if not tasks:
                     self._start_chunked()
                 break
-            parts.append(self._queue.popleft())
+            tasks.append(self._queue.popleft())
             batches += [batch for each in slices for batch in each.batches]
             pieces.append([piece for each in slices for piece in each.batch_indexes])
-            decided_ms += [part.progress.decision.time_ms] * (len(batches) - len(decided_ms))
-            size += part_bytes
+            decided_ms += [task.progress.decision.time_ms] * (len(batches) - len(decided_ms))
+            size += task_bytes
             self._applied_ordinal = 0
-        if parts:
-            self._append(parts, batches, pieces, decided_ms)
-        return bool(parts) or self.busy
+        if tasks:
+            self._append(tasks, batches, pieces, decided_ms)
+        return bool(tasks) or self.busy
 
     def _append(
-        self, parts: list[ApplyTask], batches: list[Batch], pieces: list[Sequence[int]], decided_ms: list[int]
+        self, tasks: list[ApplyTask], batches: list[Batch], pieces: list[Sequence[int]], decided_ms: list[int]
     ) -> None:
-        self._applying, self._batch_indexes = parts, pieces
-        last = parts[-1]
+        self._applying, self._batch_indexes = tasks, pieces
+        last = tasks[-1]
         effect = self.make_effect(last, batches, last.target.last_ordinal, decided_ms)
         self.busy = True
         self._applier.destination.apply(effect, self._written)
 
     def make_effect(
-        self, part: ApplyTask, batches: Sequence[Batch], last: int, decided_ms: Sequence[int] | None = None
+        self, task: ApplyTask, batches: Sequence[Batch], last: int, decided_ms: Sequence[int] | None = None
     ) -> Effect:
-        """Return the effect that appends `batches` and moves the target's source position to (`part`'s LSN, `last`).
+        """Return the effect that appends `batches` and moves the target's source position to (`task`'s LSN, `last`).
 
-        `last`: ordinal of the last message. `decided_ms`: commit time of each batch; None: all have the time of `part`.
+        `last`: ordinal of the last message. `decided_ms`: commit time of each batch; None: all have the time of `task`.
         """
-        source = Source(*self._applier.source, part.progress.decision.lsn, last)
+        source = Source(*self._applier.source, task.progress.decision.lsn, last)
         if self.key == OFFSETS_KEY:
             return CommitOffsets((), source)
         if self.key == ARRIVALS_KEY:
-            times = [part.progress.decision.time_ms] * len(batches) if decided_ms is None else decided_ms
+            times = [task.progress.decision.time_ms] * len(batches) if decided_ms is None else decided_ms
             return AppendDelayed(batches, times, source)
-        return Append(part.target.topic, *self.partition, batches, source)
+        return Append(task.target.topic, *self.partition, batches, source)
 
     def _send_offsets(self) -> None:
         """Commit the offsets of as many queued decisions as one effect can have; later offsets replace earlier ones."""
-        self._applying = parts = list[ApplyTask]()
+        self._applying = tasks = list[ApplyTask]()
         groups: list[GroupPositions] = []
         count = 0
         while self._queue:
             offsets = self._queue[0].progress.decision.offsets
             count += sum(len(each.positions) for each in offsets)
             # The effect must fit into one entry of the catalog. The offsets of one decision are never divided.
-            if parts and count > OFFSETS_PER_APPEND:
+            if tasks and count > OFFSETS_PER_APPEND:
                 break
-            parts.append(self._queue.popleft())
+            tasks.append(self._queue.popleft())
             groups += offsets
-        lsn = parts[-1].progress.decision.lsn
+        lsn = tasks[-1].progress.decision.lsn
         effect = CommitOffsets(groups, Source(*self._applier.source, lsn, 0))
         self._batch_indexes, self.busy = [], True
         self._applier.destination.apply(effect, self._written)
 
     def _start_chunked(self) -> None:
-        part = self._queue.popleft()
-        self._applying, self._batch_indexes, self.busy = [part], [], True
+        task = self._queue.popleft()
+        self._applying, self._batch_indexes, self.busy = [task], [], True
         after, self._applied_ordinal = self._applied_ordinal, 0
-        self._chunked_apply = ChunkedApply(self, self._applier, part, after, self._written)
+        self._chunked_apply = ChunkedApply(self, self._applier, task, after, self._written)
         self._chunked_apply.start()
 
     # Results of appends
 
-    def _written(self, mark: AppendResult | None, error: BaseException | None) -> None:
-        parts, self._applying, self.busy = self._applying, [], False
+    def _written(self, result: AppendResult | None, error: BaseException | None) -> None:
+        tasks, self._applying, self.busy = self._applying, [], False
         self._chunked_apply = None
-        if mark is None:
-            self.requeue(parts)
-            self._failed(error or RuntimeError("an effect ended without a mark"))
+        if result is None:
+            self.requeue(tasks)
+            self._failed(error or RuntimeError("an effect ended without a result"))
             return
         self._unblock()
         # Only durable offsets are recorded for replies: after a power failure, a message could get another offset.
-        has_offsets = bool(mark.offsets) and self._applier.destination.is_durable(mark)
-        noted: list[DelayedResults] = []
+        has_offsets = bool(result.offsets) and self._applier.destination.is_durable(result)
+        delayed_results: list[DelayedResults] = []
         first = 0
-        for part, pieces in zip(parts, self._batch_indexes, strict=False):
+        for task, pieces in zip(tasks, self._batch_indexes, strict=False):
             end = first + len(pieces)
             if has_offsets:
-                part.progress.record_offsets(pieces, mark.offsets[first:end])
-            noted.append((part.progress, pieces, mark.delayed[first:end]))
+                task.progress.record_offsets(pieces, result.offsets[first:end])
+            delayed_results.append((task.progress, pieces, result.delayed[first:end]))
             first = end
-        for part in parts:
-            part.progress.damage = ""
-        if mark.delayed:
-            self._applier.record_delayed(mark, noted)
-        self._applier.tasks_written(self, parts, mark)
+        for task in tasks:
+            task.progress.damage = ""
+        if result.delayed:
+            self._applier.record_delayed(result, delayed_results)
+        self._applier.tasks_written(self, tasks, result)
 
     def sending_failed(self, error: BaseException) -> None:
         if not self.busy:
-            parts, self._applying = self._applying, []
-            self.requeue(parts)
+            tasks, self._applying = self._applying, []
+            self.requeue(tasks)
         super().sending_failed(error)
 
     def _failed(self, error: BaseException) -> None:
@@ -526,20 +526,20 @@ class TargetQueue(ApplyQueue):
         super()._failed(error)
 
     def drop_all(self) -> None:
-        parts, self._queue = list(self._queue), deque()
-        messages = sum(part.target.messages for part in parts)
+        tasks, self._queue = list(self._queue), deque()
+        messages = sum(task.target.messages for task in tasks)
         if messages:
-            topic = parts[0].target.topic
+            topic = tasks[0].target.topic
             logger.warning(
                 "%d messages of committed transactions were dropped: the topic %s was deleted", messages, topic
             )
         self.blocked_reason = ""
-        self._applier.tasks_dropped(self, parts)
+        self._applier.tasks_dropped(self, tasks)
 
     def _block(self, error: BaseException) -> None:
         super()._block(error)
-        for part in self._queue:
-            part.progress.notify_late()
+        for task in self._queue:
+            task.progress.notify_late()
         self._applier.try_stop()
 
 
@@ -568,13 +568,12 @@ class ChunkedApply:
     """
 
     def __init__(
-        self, queue: TargetQueue, applier: Applier, part: ApplyTask, after: int, done: AppliedCallback
+        self, queue: TargetQueue, applier: Applier, task: ApplyTask, after: int, done: AppliedCallback
     ) -> None:
-        self._queue, self._applier, self._task, self._done = queue, applier, part, done
+        self._queue, self._applier, self._task, self._done = queue, applier, task, done
         self._applied_ordinal = after
         self._slices: Iterator[Slice] = iter(())
-        self._contiguous = part.target.size_bytes <= CONTIGUOUS_BYTES
-        self._mark: AppendResult | None = None
+        self._contiguous = task.target.size_bytes <= CONTIGUOUS_BYTES
         self._cancelled: StorageStopped | None = None
 
     def start(self) -> None:
@@ -616,29 +615,28 @@ class ChunkedApply:
         effect = self._queue.make_effect(self._task, found.batches, found.last_ordinal)
         self._applier.destination.apply(effect, partial(self._written, found))
 
-    def _written(self, found: Slice, mark: AppendResult | None, error: BaseException | None) -> None:
-        if mark is None:
+    def _written(self, found: Slice, result: AppendResult | None, error: BaseException | None) -> None:
+        if result is None:
             self._applier.in_flight.release(found.size_bytes)
             self._finish(None, error)
             return
         # The bytes are also released after a failed fsync, because the target is stopped then.
-        self._applier.destination.fsync_to(mark, lambda _: self._applier.in_flight.release(found.size_bytes))
+        self._applier.destination.fsync_to(result, lambda _: self._applier.in_flight.release(found.size_bytes))
         for number, count in found.lost:
             self._task.progress.losses[self._queue.key, number] = count
-        if mark.delayed:
-            self._applier.record_delayed(mark, [(self._task.progress, found.batch_indexes, mark.delayed)])
-        self._mark = mark
+        if result.delayed:
+            self._applier.record_delayed(result, [(self._task.progress, found.batch_indexes, result.delayed)])
         if self._cancelled is not None:
             self._finish(None, self._cancelled)
         elif found.last_ordinal >= self._task.target.last_ordinal:
-            self._finish(mark, None)
+            self._finish(result, None)
         elif self._applier.stopping:
             self._finish(None, Closed())
         else:
             self._read_slice()
 
-    def _finish(self, mark: AppendResult | None, error: BaseException | None) -> None:
+    def _finish(self, result: AppendResult | None, error: BaseException | None) -> None:
         if self._contiguous:
             self._applier.destination.end_exclusive(self._queue.key)
         self._applier.chunked.release(1)
-        self._done(None if mark is None else mark._replace(offsets=(), delayed=()), error)
+        self._done(None if result is None else result._replace(offsets=(), delayed=()), error)

@@ -31,14 +31,14 @@ ProgressCallback: TypeAlias = Callable[["ApplyProgress", BaseException | None], 
 class ApplyProgress:
     """How far one decision (commit record) is applied to its targets, and the requests that wait for the apply.
 
-    `pending_targets`: number of targets whose effects are not written yet. `undurable_parts`: number of targets whose
+    `pending_targets`: number of targets whose effects are not written yet. `undurable_tasks`: number of targets whose
     effects are written and not known to be durable; `blocked`: one of these targets has stopped. `applied`: the effects
     were written to each target at least once. `undurable_delayed`: number of appends of delayed batches that are not
     durable. Replies wait for these appends, because the handle of a delayed message contains its ordinal in the arrival
     log, and another message could get this ordinal after a power failure.
 
     `damage`: why messages cannot be read from the journal, "" while they can. `losses`: (log id, first ordinal) ->
-    number of messages that a repair of the journal lost after the commit. `late`: requests are answered before the
+    number of messages that a repair of the journal lost after the commit. `late`: requests get replies before the
     commit is applied (see `notify_late`). `failure`: error of the commit record's fsync. `offsets`: the offset of each
     batch, -1 if it is not known; empty for more than OFFSETS_MAX batches, for commit groups and after a restart.
     """
@@ -48,7 +48,7 @@ class ApplyProgress:
     batches: InitVar[int] = 0
     applied: bool = False
     pending_targets: int = 0
-    undurable_parts: int = 0
+    undurable_tasks: int = 0
     undurable_delayed: int = 0
     dropped_messages: int = 0
     due_words: int = 0
@@ -79,15 +79,15 @@ class ApplyProgress:
     @property
     def is_durable(self) -> bool:
         """Whether all effects are written and durable."""
-        return self.applied and not self.pending_targets and not self.undurable_parts and not self.undurable_delayed
+        return self.applied and not self.pending_targets and not self.undurable_tasks and not self.undurable_delayed
 
     @property
-    def is_answerable(self) -> bool:
+    def can_reply(self) -> bool:
         """Whether a complete reply is possible: each effect was written, and the delayed batches are durable."""
         return self.applied and not self.undurable_delayed
 
     def add_callback(self, waiting: ProgressCallback) -> None:
-        if self.failure is not None or self.is_answerable or self.late:
+        if self.failure is not None or self.can_reply or self.late:
             waiting(self, self.failure)
         else:
             self.callbacks.append(waiting)
@@ -98,12 +98,12 @@ class ApplyProgress:
             each(self, self.failure)
 
     def notify_durable(self) -> None:
-        settling, self.durable_callbacks = self.durable_callbacks, []
-        for each in settling:
+        waiting, self.durable_callbacks = self.durable_callbacks, []
+        for each in waiting:
             each()
 
     def notify_late(self) -> None:
-        """Answer the waiting requests before the commit is applied: a target is blocked, or LATE_SECONDS are over."""
+        """Reply to the waiting requests before the commit is applied: a target is blocked, or LATE_SECONDS are over."""
         self.late = True
         self.notify()
 
@@ -141,9 +141,9 @@ class ApplyTask(NamedTuple):
 
 
 class WrittenTasks(NamedTuple):
-    """Apply tasks whose effects one append has written. `mark`: the append's result, to query whether it is durable."""
+    """Apply tasks whose effects one append has written. `result`: the append, to query whether it is durable."""
 
-    mark: AppendResult
+    result: AppendResult
     tasks: Sequence[ApplyTask]
 
 
@@ -155,8 +155,8 @@ class FlushTracker:
     its effects are durable.
     """
 
-    def __init__(self, destination: ApplyTarget, timers: Timers, complete: Callable[[ApplyProgress], None]) -> None:
-        self._destination, self._timers, self._complete = destination, timers, complete
+    def __init__(self, apply_target: ApplyTarget, timers: Timers, complete: Callable[[ApplyProgress], None]) -> None:
+        self._apply_target, self._timers, self._complete = apply_target, timers, complete
         self._written: dict[int, deque[WrittenTasks]] = {}
         self._fsync_requested: set[int] = set()
         """Keys of the targets whose fsync is in progress, or has failed less than RETRY_SECONDS ago."""
@@ -165,28 +165,28 @@ class FlushTracker:
         self._timer: Any = None
         self._closed = False
 
-    def add_written(self, mark: AppendResult, parts: Sequence[ApplyTask]) -> None:
-        written = self._written.get(mark.key)
+    def add_written(self, result: AppendResult, tasks: Sequence[ApplyTask]) -> None:
+        written = self._written.get(result.key)
         if written is None:
-            written = self._written[mark.key] = deque()
-        written.append(WrittenTasks(mark, parts))
-        for progress, _ in parts:
-            progress.undurable_parts += 1
-            progress.blocked = progress.blocked or mark.key in self.fsync_errors
-        self._start_timer(mark.key)
+            written = self._written[result.key] = deque()
+        written.append(WrittenTasks(result, tasks))
+        for progress, _ in tasks:
+            progress.undurable_tasks += 1
+            progress.blocked = progress.blocked or result.key in self.fsync_errors
+        self._start_timer(result.key)
 
     def remove_undurable(self, key: int) -> list[ApplyTask]:
         """Remove the tasks of a resumed target whose effects may not be durable; return the tasks in write order."""
         self._fsync_requested.discard(key)
         self.fsync_errors.pop(key, None)
-        parts = [part for each in self._written.pop(key, ()) for part in each.tasks]
-        self._tasks_removed(parts)
-        for progress, _ in parts:
+        tasks = [task for each in self._written.pop(key, ()) for task in each.tasks]
+        self._tasks_removed(tasks)
+        for progress, _ in tasks:
             progress.blocked = False
         # Some of these decisions may still be blocked by other stopped targets.
         for other in self.fsync_errors:
             self._mark_blocked(other)
-        return parts
+        return tasks
 
     def blocked_decisions(self) -> set[ApplyProgress]:
         return {
@@ -195,18 +195,18 @@ class FlushTracker:
 
     def fsync_all(self, done: Callable[[], None]) -> None:
         """Fsync all targets with undurable effects; call `done()` when each fsync has succeeded or failed."""
-        left = len(self._written) + 1
+        pending = len(self._written) + 1
 
         def ended(error: BaseException | None) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
+            nonlocal pending
+            pending -= 1
+            if not pending:
                 for key in list(self._written):
                     self._complete_target(key)
                 done()
 
         for written in list(self._written.values()):
-            self._destination.fsync_to(written[-1].mark, ended)
+            self._apply_target.fsync_to(written[-1].result, ended)
         ended(None)
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ class FlushTracker:
             written = self._written.get(key)
             if written and key not in self._fsync_requested:
                 self._fsync_requested.add(key)
-                self._destination.fsync_to(written[-1].mark, partial(self._fsync_done, key))
+                self._apply_target.fsync_to(written[-1].result, partial(self._fsync_done, key))
 
     def _fsync_done(self, key: int, error: BaseException | None) -> None:
         if error is None:
@@ -252,17 +252,17 @@ class FlushTracker:
 
     def _complete_target(self, key: int) -> None:
         written = self._written.get(key)
-        while written and self._destination.is_durable(written[0].mark):
-            parts = written.popleft().tasks
-            self._tasks_removed(parts)
-            for progress, _ in parts:
+        while written and self._apply_target.is_durable(written[0].result):
+            tasks = written.popleft().tasks
+            self._tasks_removed(tasks)
+            for progress, _ in tasks:
                 if progress.is_durable:
                     self._complete(progress)
         if written is not None and not written:
             self._written.pop(key, None)
             self.fsync_errors.pop(key, None)
 
-    def _tasks_removed(self, parts: Sequence[ApplyTask]) -> None:
-        for progress, _ in parts:
-            progress.undurable_parts -= 1
-            progress.blocked = progress.blocked and progress.undurable_parts > 0
+    def _tasks_removed(self, tasks: Sequence[ApplyTask]) -> None:
+        for progress, _ in tasks:
+            progress.undurable_tasks -= 1
+            progress.blocked = progress.blocked and progress.undurable_tasks > 0

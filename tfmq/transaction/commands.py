@@ -86,13 +86,13 @@ def command(step: Callable[..., None]) -> Callable[..., None]:
             asked[-1](None, rejections.from_command_error(error))
 
     @wraps(step)
-    def safe(self: Any, *asked: Any) -> None:
+    def checked(self: Any, *asked: Any) -> None:
         if self._active.stopping:
             asked[-1](None, Busy(rejections.STOPPING))
         else:
             attempt(self, *asked)
 
-    return safe
+    return checked
 
 
 class TransactionCommandHandler:
@@ -194,11 +194,11 @@ class TransactionCommandHandler:
             return
         key, size, name = piece.log_id, len(piece.data), (piece.producer_id, piece.sequence)
         store.require_space(size)
-        held = store.retained_bytes + active.queued_bytes
+        used_bytes = store.retained_bytes + active.queued_bytes
         sending = 1 + runtime.queued_batches
-        active.reservations.require_room(held, store.batch_count, transaction, size, sending)
+        active.reservations.require_room(used_bytes, store.batch_count, transaction, size, sending)
         if key not in runtime.target_bytes:
-            active.destination.check_space(key, size)
+            active.apply_target.check_space(key, size)
 
         def written(lsn: int, error: BaseException | None) -> None:
             runtime.queued_batches -= 1
@@ -380,8 +380,8 @@ class TransactionCommandHandler:
                 failed(transaction, error, done)
                 return
             assert transaction.decision is not None
-            tell = partial(reply_committed, transaction.epoch, False, done, by_hand=by_hand)
-            self._active.on_committed(transaction.decision, tell)
+            reply = partial(reply_committed, transaction.epoch, False, done, by_hand=by_hand)
+            self._active.on_committed(transaction.decision, reply)
 
         return written
 
@@ -392,9 +392,9 @@ class TransactionCommandHandler:
             self.reply_when_all_durable(done, refusal=refusal)
             return
         dropped = self._active.dropped_counts.get(epoch, 0)
-        told = CommitResult(states.COMMITTED, epoch, dropped, repeated=True, lost=lost)
+        result = CommitResult(states.COMMITTED, epoch, dropped, repeated=True, lost=lost)
         empty = CommitResult(states.READ_ONLY, epoch, repeated=True)
-        self._reply_ended(xid, epoch, done, {states.READ_ONLY: empty, states.COMMITTED: told})
+        self._reply_ended(xid, epoch, done, {states.READ_ONLY: empty, states.COMMITTED: result})
 
     # Rollback
 
@@ -500,9 +500,9 @@ class TransactionCommandHandler:
         if not request.batches and not request.offsets:
             done(CommitResult(states.READ_ONLY, 0), None)
             return
-        groups = self._active.destination.check_offsets(request.offsets, session) if request.offsets else ()
+        groups = self._active.apply_target.check_offsets(request.offsets, session) if request.offsets else ()
         if groups:
-            self._active.destination.check_space(OFFSETS_KEY, 0)
+            self._active.apply_target.check_space(OFFSETS_KEY, 0)
         transaction = self._store.begin(
             Origin("", True, request.producer_id, request.number, now_ms, "", session.identity)
         )
@@ -511,7 +511,7 @@ class TransactionCommandHandler:
             self._check_batches(transaction, runtime, request)
             runtime.reserved_bytes = self._active.reservations.reserve(runtime.target_bytes)
             if groups:
-                self._active.destination.lock_offsets(transaction.epoch, UNNAMED, groups)
+                self._active.apply_target.lock_offsets(transaction.epoch, UNNAMED, groups)
             written = self._commit_written(transaction, done, self._transact_failed)
             self._store.commit(transaction, written, offsets=groups, batches=request.batches)
         except Exception:
@@ -579,8 +579,8 @@ class TransactionCommandHandler:
             lost, messages = self._active.losses.get(epoch, (0, 0))
             if lost:
                 raise rejections.lost_since("", states.COMMITTED, lost, messages)
-            told = CommitResult(states.COMMITTED, epoch, self._active.dropped_counts.get(epoch, 0), repeated=True)
-            self.reply_when_all_durable(done, told)
+            result = CommitResult(states.COMMITTED, epoch, self._active.dropped_counts.get(epoch, 0), repeated=True)
+            self.reply_when_all_durable(done, result)
         elif state == states.ROLLED_BACK:
             raise TransactionRolledBack(epoch=epoch)
         else:
@@ -605,16 +605,16 @@ class TransactionCommandHandler:
         member = transaction.origin.member
         if member is not None and not self._store.commit_groups.may_join(member):
             raise rejections.group_committed(member)
-        return self._active.destination.check_offsets(offsets, session) if offsets else []
+        return self._active.apply_target.check_offsets(offsets, session) if offsets else []
 
     def _reserve(self, transaction: Transaction, groups: list[GroupPositions]) -> None:
         """Reserve space at all targets and lock the offsets; raise an error if a target is deleted, stopped or full."""
         runtime = runtime_state(transaction)
         if groups:
-            self._active.destination.check_space(OFFSETS_KEY, 0)
+            self._active.apply_target.check_space(OFFSETS_KEY, 0)
         runtime.reserved_bytes = self._active.reservations.reserve(runtime.target_bytes)
         if groups:
-            self._active.destination.lock_offsets(transaction.epoch, transaction.xid, groups)
+            self._active.apply_target.lock_offsets(transaction.epoch, transaction.xid, groups)
 
     def _submit(
         self, transaction: Transaction, call: Callable[[WrittenCallback], None], written: WrittenCallback
@@ -630,7 +630,7 @@ class TransactionCommandHandler:
         runtime = runtime_state(transaction)
         self._active.reservations.release(runtime.reserved_bytes)
         runtime.reserved_bytes = 0
-        self._active.destination.unlock_offsets(transaction.epoch)
+        self._active.apply_target.unlock_offsets(transaction.epoch)
 
     def _open_record_failed(self, transaction: Transaction, error: BaseException, done: DoneCallback) -> None:
         """Reply that the write of the prepare or commit record of an open transaction has failed; it stays open."""
@@ -648,13 +648,13 @@ class TransactionCommandHandler:
             done(None, rejections.from_journal_error(error))
         self._active.retry_waiting(transaction)
 
-    def _reply_ended(self, xid: str, epoch: int, done: DoneCallback, answers: dict[str, Any]) -> None:
+    def _reply_ended(self, xid: str, epoch: int, done: DoneCallback, replies: dict[str, Any]) -> None:
         """Reply to a command for an ended transaction, once its outcome is durable.
 
-        `answers`: state in which the transaction ended -> reply; for other states, the reply is an error.
+        `replies`: state in which the transaction ended -> reply; for other states, the reply is an error.
         """
         if (xid, epoch) in self._active.read_only:
-            done(answers[states.READ_ONLY], None)
+            done(replies[states.READ_ONLY], None)
             return
         outcome = self._store.find_outcome(xid, epoch)
         if outcome is not None:
@@ -666,7 +666,7 @@ class TransactionCommandHandler:
             if newest is not None and newest.epoch > epoch:
                 raise rejections.stale_epoch(epoch, newest.epoch)
             raise UnknownTransaction(epoch=epoch)
-        found = answers.get(state)
+        found = replies.get(state)
         refusal: TfmqError | None = None
         if found is None:
             committed = state == states.COMMITTED
@@ -686,7 +686,7 @@ def reply_committed(
     epoch: int,
     repeated: bool,
     done: DoneCallback,
-    course: ApplyProgress,
+    progress: ApplyProgress,
     error: BaseException | None,
     *,
     by_hand: bool = False,
@@ -695,20 +695,20 @@ def reply_committed(
 
     If messages are lost, only an operator (`by_hand`) gets a result, and a client gets an error.
     """
-    lost = course.lost
+    lost = progress.lost
     if error is not None:
         done(None, error)
-    elif course.damage and not course.applied:
-        done(None, rejections.unreadable(course.damage))
+    elif progress.damage and not progress.applied:
+        done(None, rejections.unreadable(progress.damage))
     elif lost and not by_hand:
-        members = course.decision.transactions
+        members = progress.decision.transactions
         xid = next(each.xid for each in members if each.epoch == epoch)
-        done(None, rejections.lost_since(xid, course.state, lost, sum(each.messages for each in members)))
+        done(None, rejections.lost_since(xid, progress.state, lost, sum(each.messages for each in members)))
     else:
-        told = CommitResult(
-            course.state, epoch, course.dropped_messages, course.offsets, repeated, course.delayed, lost
+        result = CommitResult(
+            progress.state, epoch, progress.dropped_messages, progress.offsets, repeated, progress.delayed, lost
         )
-        done(told, None)
+        done(result, None)
 
 
 def reply_when_durable(

@@ -65,12 +65,12 @@ class CommitGroupCommands:
             self._repeat_commit(request, first.rows, done)
             return
         members = self._require_members(request)
-        left = self._store.commit_groups.find_leftovers(group, sequence, [each.epoch for each in members])
-        dropped = self._prepared_members(left)
+        leftovers = self._store.commit_groups.find_leftovers(group, sequence, [each.epoch for each in members])
+        dropped = self._prepared_members(leftovers)
 
         def written(lsn: int) -> None:
             self._commit_written(request, members, dropped, lsn, done)
-            self._roll_back_open(left)
+            self._roll_back_open(leftovers)
 
         call = partial(self._store.commit_group, group, sequence, run, rows, members, dropped)
         self._submit(group, (*members, *dropped), call, written, done)
@@ -113,11 +113,11 @@ class CommitGroupCommands:
         lsn: int,
         done: DoneCallback,
     ) -> None:
-        tell = partial(_reply_commit, False, request.rows, done)
+        reply = partial(_reply_commit, False, request.rows, done)
         if members:
             decision = members[0].decision
             assert decision is not None
-            progress = self._active.on_committed(decision, tell)
+            progress = self._active.on_committed(decision, reply)
             self._keep_progress(request.group, request.sequence, progress)
         else:
             self._last_progress.pop(request.group, None)
@@ -129,18 +129,18 @@ class CommitGroupCommands:
         """Store the progress of a commit for replies to repeated requests, until all its effects are durable."""
         mine = self._last_progress[group] = (sequence, progress)
 
-        def settled() -> None:
+        def durable() -> None:
             if self._last_progress.get(group) is mine:
                 del self._last_progress[group]
 
-        progress.durable_callbacks.append(settled)
+        progress.durable_callbacks.append(durable)
 
     def _repeat_commit(self, request: GroupCommitRequest, rows: int, done: DoneCallback) -> None:
         """Reply to a repeated request with the first result. Roll back members that have joined after that commit."""
         group, sequence = request.group, request.sequence
-        left = self._store.commit_groups.find_leftovers(group, sequence)
-        self._roll_back_open(left)
-        dropped = self._prepared_members(left)
+        leftovers = self._store.commit_groups.find_leftovers(group, sequence)
+        self._roll_back_open(leftovers)
+        dropped = self._prepared_members(leftovers)
         if not dropped:
             self._reply_first(group, sequence, rows, done)
             return
@@ -172,13 +172,13 @@ class CommitGroupCommands:
             self._commands.reply_when_all_durable(done, GroupAbortResult(states.COMMITTED))
             return
         self._store.commit_groups.require_fence_capacity(group, run)
-        left = self._store.commit_groups.find_run_members(group, run)
-        dropped = self._prepared_members(left)
+        run_members = self._store.commit_groups.find_run_members(group, run)
+        dropped = self._prepared_members(run_members)
 
         def written(lsn: int) -> None:
             self._active.on_rolled_back(dropped, lsn)
             self._store.when_durable(lsn, partial(reply_when_durable, done, GroupAbortResult(ABORTED)))
-            self._roll_back_open(left)
+            self._roll_back_open(run_members)
 
         call = partial(self._store.abort_group, group, sequence, run, dropped)
         self._submit(group, dropped, call, written, done)
@@ -194,7 +194,7 @@ class CommitGroupCommands:
 
         def written(lsn: int) -> None:
             self._last_progress.pop(group, None)
-            self._active.note_written(lsn)
+            self._active.record_written(lsn)
             self._store.when_durable(lsn, partial(reply_when_durable, done, True))
 
         self._submit(group, (), partial(self._store.forget_group, group), written, done)

@@ -78,12 +78,12 @@ class JournalCompaction:
         self.running = True
         self._run(partial(plan_round, rows, self._journal.files, frozenset(self._unreadable_files)), self._plan_done)
 
-    def _plan_done(self, places: "array[int] | None", error: BaseException | None) -> None:
+    def _plan_done(self, lsns: "array[int] | None", error: BaseException | None) -> None:
         if error is not None:
             self.running = False
             raise error
-        assert places is not None
-        self._lsns, self._next_index = places, 0
+        assert lsns is not None
+        self._lsns, self._next_index = lsns, 0
         self._read_next()
 
     def _read_next(self) -> None:
@@ -123,11 +123,11 @@ class JournalCompaction:
         self.running = False
         self._lsns = array("Q")
         touched, self._relocated_epochs = self._relocated_epochs, set()
-        holds = self._table.file_references
+        references = self._table.file_references
         for epoch in sorted(touched):
             transaction = self._table.transactions.get(epoch)
-            if transaction is not None and not transaction.obsolete and holds is not None:
-                holds.rebuild(transaction)
+            if transaction is not None and not transaction.obsolete and references is not None:
+                references.rebuild(transaction)
 
 
 def plan_round(rows: Sequence[LocationSnapshot], files: Sequence[JournalFileInfo], bad: frozenset[int]) -> "array[int]":
@@ -161,19 +161,19 @@ def plan_round(rows: Sequence[LocationSnapshot], files: Sequence[JournalFileInfo
     )
 
 
-def _read_batches(read: Callable[[int], Any], places: "array[int]", at: int) -> tuple[list[AppendMsg], int]:
-    """Read batches from `places[at]` on, about BYTES_PER_STEP; return copies and the next index. Runs in a worker."""
+def _read_batches(read: Callable[[int], Any], lsns: "array[int]", at: int) -> tuple[list[AppendMsg], int]:
+    """Read batches from `lsns[at]` on, about BYTES_PER_STEP; return copies and the next index. Runs in a worker."""
     messages: list[AppendMsg] = []
     size = 0
-    while at < len(places) and (not messages or size < BYTES_PER_STEP):
+    while at < len(lsns) and (not messages or size < BYTES_PER_STEP):
         try:
-            found = read(places[at]).content
+            found = read(lsns[at]).content
         except (JournalError, OSError):
             if messages:
                 break
             raise
         if isinstance(found, AppendMsg):
             size += len(found.data)
-            messages.append(found._replace(moved_from=places[at]))
+            messages.append(found._replace(moved_from=lsns[at]))
         at += 1
     return messages, at

@@ -35,7 +35,7 @@ class TransactionCoordinator(TransactionCommandHandler):
     def __init__(
         self,
         store: TransactionStore,
-        destination: ApplyTarget,
+        apply_target: ApplyTarget,
         *,
         timers: Timers,
         clock: Clock,
@@ -46,7 +46,7 @@ class TransactionCoordinator(TransactionCommandHandler):
     ) -> None:
         active = ActiveTransactions(
             store,
-            destination,
+            apply_target,
             timers=timers,
             clock=clock,
             run=run,

@@ -188,12 +188,12 @@ def unpack_topics(rows: Sequence[Any]) -> tuple[tuple[int, str], ...]:
 def unpack_offsets(rows: Sequence[Any]) -> tuple[GroupPositions, ...]:
     found = []
     for row in rows:
-        group, generation, places = _checked_fields(row, str, int, tuple)
-        for partition in places:
+        group, generation, positions = _checked_fields(row, str, int, tuple)
+        for partition in positions:
             if len(_checked_fields(partition, int, int, int, int, int)) != PARTITION_OFFSET_FIELDS:
                 raise TypeError("a group offset with too few fields")
         found.append(
-            GroupPositions(group, generation, tuple(partition[:PARTITION_OFFSET_FIELDS] for partition in places))
+            GroupPositions(group, generation, tuple(partition[:PARTITION_OFFSET_FIELDS] for partition in positions))
         )
     return tuple(found)
 

@@ -165,8 +165,8 @@ class JournalWriter:
                     item.copy_data()
                 self._run(work, partial(self._file_started, items))
         self._request_fsyncs()
-        ending, forced = self._table.pending_rollbacks, self._journal.forced_offset
-        while ending and (first := next(iter(ending.values()))).lsn < forced:
+        ending, durable_offset = self._table.pending_rollbacks, self._journal.forced_offset
+        while ending and (first := next(iter(ending.values()))).lsn < durable_offset:
             del ending[first.epoch]
         return True
 
@@ -192,34 +192,34 @@ class JournalWriter:
         contents = [content for item in items for content in item.contents]
         stopped = self._journal.stopped
         try:
-            places = self._journal.append(contents)
+            lsns = self._journal.append(contents)
         except Exception as error:
             if isinstance(error, Stopped) and stopped is None:
                 self._fail(items, UncertainWrite(error.reason))
             else:
                 self._fail(items, error)
             return
-        last = self._apply(items, places)
+        last = self._apply(items, lsns)
         for item, lsn in zip(items, last, strict=True):
             item.written(lsn, None)
 
-    def _apply(self, items: list[WriteRequest], places: list[int]) -> list[int]:
+    def _apply(self, items: list[WriteRequest], lsns: list[int]) -> list[int]:
         """Apply the written entries to the table, in order; return the LSN of the last entry of each item."""
         table = self._table
         at = 0
         last = []
         for item in items:
             for message in item.messages:
-                table.apply_batch(places[at], message)
+                table.apply_batch(lsns[at], message)
                 at += 1
             if item.transaction is not None:
                 item.transaction.queued_messages -= item.message_count
             if item.operation is not None:
                 if item.messages:
                     self._cache_batches(item)
-                table.apply_operation(places[at], item.operation)
+                table.apply_operation(lsns[at], item.operation)
                 at += 1
-            last.append(places[at - 1])
+            last.append(lsns[at - 1])
         return last
 
     def _fail(self, items: list[WriteRequest], error: BaseException) -> None:

@@ -191,7 +191,7 @@ class Decision:
 
     @property
     def offsets(self) -> list[GroupPositions]:
-        return [places for each in self.transactions for places in each.offsets]
+        return [positions for each in self.transactions for positions in each.offsets]
 
     def partition_rows(self, log_id: int) -> "array[int]":
         """Return four words for each batch that the decision has for the partition `log_id`.

@@ -1,4 +1,4 @@
-"""Outcomes (committed or rolled back) of ended transactions by name, stored for days to answer late requests."""
+"""Outcomes (committed or rolled back) of ended transactions by name, stored for days to reply to late requests."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence

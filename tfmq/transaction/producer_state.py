@@ -97,14 +97,14 @@ class ProducerStates:
         Raises UnknownTransaction for a number below the last one; UnknownProducer for an expired or never leased id.
         """
         begun = self._begun.get(producer_id)
-        stream = self._producers.get(producer_id)
+        producer = self._producers.get(producer_id)
         if begun is not None and begun[0] == number:
             return RequestOutcome(begun[1], "")
-        if stream is not None and stream.last_number == number:
-            return RequestOutcome(stream.last_epoch, stream.last_state)
-        if stream is None and begun is None and producer_id not in self._staged:
+        if producer is not None and producer.last_number == number:
+            return RequestOutcome(producer.last_epoch, producer.last_state)
+        if producer is None and begun is None and producer_id not in self._staged:
             self._require_new(producer_id, now_ms)
-        last = max(begun[0] if begun else NO_NUMBER, stream.last_number if stream else NO_NUMBER)
+        last = max(begun[0] if begun else NO_NUMBER, producer.last_number if producer else NO_NUMBER)
         if number < last:
             raise UnknownTransaction(NUMBER_EXPIRED.format(number=number))
         return None
@@ -140,10 +140,10 @@ class ProducerStates:
         staged = self._staged.get(producer_id)
         if staged is not None:
             return staged
-        stream = self._producers.get(producer_id)
-        if stream is None:
+        producer = self._producers.get(producer_id)
+        if producer is None:
             return None
-        return stream.sequence_epoch, stream.first_sequence, stream.next_sequence
+        return producer.sequence_epoch, producer.first_sequence, producer.next_sequence
 
     def _require_new(self, producer_id: int, now_ms: int) -> None:
         """Raise UnknownProducer if the id may have expired: it is up to `expired_id` or leased over `idle_ms` ago."""
@@ -174,45 +174,45 @@ class ProducerStates:
 
     def apply_batch(self, producer_id: int, epoch: int, sequence: int, count: int) -> int:
         """Apply a batch of the journal; return how many messages of the producer are missing just before this batch."""
-        stream = self._most_recent(producer_id, NOT_STAMPED)
+        producer = self._most_recent(producer_id, NOT_STAMPED)
         self._unstamped.add(producer_id)
-        missing = sequence - stream.next_sequence
-        if stream.sequence_epoch != epoch:
-            stream.sequence_epoch, stream.first_sequence = epoch, sequence
-        stream.next_sequence = sequence + count
+        missing = sequence - producer.next_sequence
+        if producer.sequence_epoch != epoch:
+            producer.sequence_epoch, producer.first_sequence = epoch, sequence
+        producer.next_sequence = sequence + count
         staged = self._staged.get(producer_id)
-        if staged is not None and staged[2] == stream.next_sequence:
+        if staged is not None and staged[2] == producer.next_sequence:
             del self._staged[producer_id]
         return max(0, missing)
 
     def apply_outcome(self, producer_id: int, number: int, epoch: int, state: str, time_ms: int) -> None:
         """Apply a record: the transaction that the request `number` has begun is now in `state`."""
-        stream = self._most_recent(producer_id, time_ms)
+        producer = self._most_recent(producer_id, time_ms)
         self._unstamped.discard(producer_id)
-        if number >= stream.last_number:
-            stream.last_number, stream.last_epoch, stream.last_state = number, epoch, state
+        if number >= producer.last_number:
+            producer.last_number, producer.last_epoch, producer.last_state = number, epoch, state
         self.discard_begun(producer_id, number)
 
     def expire(self, now_ms: int) -> None:
         """Replace NOT_STAMPED by `now_ms` in each `seen_ms`, and remove producer ids that were idle for `idle_ms`."""
-        streams = self._producers
+        producers = self._producers
         for producer_id in self._unstamped:
-            streams[producer_id].seen_ms = now_ms
+            producers[producer_id].seen_ms = now_ms
         self._unstamped.clear()
-        while streams and next(iter(streams.values())).seen_ms + self._idle_ms < now_ms:
+        while producers and next(iter(producers.values())).seen_ms + self._idle_ms < now_ms:
             self._remove_idlest()
 
     def _most_recent(self, producer_id: int, time_ms: int) -> ProducerState:
         """Return the state of a producer id, create it if there is none, and make the id the most recently used one."""
-        stream = self._producers.get(producer_id)
-        if stream is None:
-            stream = self._producers[producer_id] = ProducerState()
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            producer = self._producers[producer_id] = ProducerState()
             if len(self._producers) > self._producers_max:
                 self._remove_idlest()
         else:
             self._producers.move_to_end(producer_id)
-        stream.seen_ms = time_ms
-        return stream
+        producer.seen_ms = time_ms
+        return producer
 
     def _remove_idlest(self) -> None:
         producer_id, _ = self._producers.popitem(last=False)
@@ -232,8 +232,8 @@ class ProducerStates:
         self.expired_id, rows = fields[:2]
         self.entries_lost = bool(fields[2]) if len(fields) > 2 else True
         for id, *row in rows:
-            stream = self._producers[id] = ProducerState()
+            producer = self._producers[id] = ProducerState()
             for name, value in zip(_FIELDS, row[: len(_FIELDS)], strict=True):
-                setattr(stream, name, value)
-            if stream.seen_ms == NOT_STAMPED:
+                setattr(producer, name, value)
+            if producer.seen_ms == NOT_STAMPED:
                 self._unstamped.add(id)

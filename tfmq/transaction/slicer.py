@@ -206,14 +206,14 @@ def _split_batch(batch: Batch, slice_bytes: int) -> Iterator[Batch]:
     data, blocks, producer_id, sequence, _ = batch
     view = memoryview(data)
     position = size = count = 0
-    part: list[tuple[int, int, int]] = []
+    piece: list[tuple[int, int, int]] = []
     for block in blocks or split_blocks(data):
-        if part and size + block[0] > slice_bytes:
-            yield Batch(view[position : position + size], part, producer_id, sequence, count)
+        if piece and size + block[0] > slice_bytes:
+            yield Batch(view[position : position + size], piece, producer_id, sequence, count)
             position, sequence = position + size, sequence + count
-            part, size, count = [], 0, 0
-        part.append(block)
+            piece, size, count = [], 0, 0
+        piece.append(block)
         size += block[0]
         count += block[1]
-    if part:
-        yield Batch(view[position:], part, producer_id, sequence, count)
+    if piece:
+        yield Batch(view[position:], piece, producer_id, sequence, count)

@@ -59,8 +59,8 @@ class EpochAllocator:
     restored from a backup after the broker has used higher epochs than the backup knows. So the first range of a start
     begins at an epoch derived from the clock, if that is higher than the leased ones.
 
-    `lease(end, forced)` writes the record that epochs below `end` may be in use, and calls `forced(None)` when this
-    record is durable, or `forced(error)`.
+    `lease(end, durable)` writes the record that epochs below `end` may be in use, and calls `durable(None)` when this
+    record is durable, or `durable(error)`.
     """
 
     def __init__(self, lease: Callable[[int, Callable[[BaseException | None], None]], None]) -> None:
@@ -78,13 +78,13 @@ class EpochAllocator:
             self._leasing = True
             end = self._end + EPOCH_RANGE
 
-            def forced(error: BaseException | None) -> None:
+            def durable(error: BaseException | None) -> None:
                 self._leasing = False
                 self._lease_error = error
                 if error is None:
                     self._end = end
 
-            self._lease(end, forced)
+            self._lease(end, durable)
         if self._next >= self._end:
             if self._lease_error is None:
                 raise Busy(LEASE_PENDING)
@@ -100,7 +100,7 @@ SEND: Final = "send"
 FORGET: Final = "forget"
 
 LOCAL_OUTCOMES_MAX: Final = 100_000
-"""Maximum of stored outcomes of local transactions. They are needed for minutes only, to answer repeated requests."""
+"""Maximum of stored outcomes of local transactions. They are needed for minutes only, to reply to repeated requests."""
 LOCAL_OUTCOME_MS: Final = 3_600_000
 
 KEY_SIZE: Final = 16
@@ -206,12 +206,12 @@ class TransactionStore:
     def _lease_record(self, end: int) -> journal_records.EpochLeaseRecord:
         return journal_records.EpochLeaseRecord(end, self._clock.wall_ms(), self._randomness(KEY_SIZE))
 
-    def _lease_epochs(self, end: int, forced: DurableCallback) -> None:
+    def _lease_epochs(self, end: int, durable: DurableCallback) -> None:
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
-                forced(error)
+                durable(error)
             else:
-                self._writer.when_durable(lsn, forced)
+                self._writer.when_durable(lsn, durable)
 
         self._writer.enqueue(self._lease_record(end), written)
 
@@ -272,8 +272,8 @@ class TransactionStore:
             raise states.InvalidTransition(transaction.state, SEND)
         self._table.change_state(transaction, states.REQUEST_COMMIT)
         if transaction.prepared_ms:
-            decided = journal_records.CommitRecord(transaction.epoch, self._decision_time())
-            self._enqueue(decided, written, transaction)
+            record = journal_records.CommitRecord(transaction.epoch, self._decision_time())
+            self._enqueue(record, written, transaction)
             return
         topics = transaction.topics
         count = transaction.messages + transaction.queued_messages

@@ -72,11 +72,11 @@ class FileReferences:
         needed: dict[int, int] = {}
         for lsn in transaction.batch_lsns():
             needed.setdefault(self._file_index(lsn), lsn)
-        places = [needed[number] for number in sorted(needed)]
-        for lsn in places:
+        references = [needed[number] for number in sorted(needed)]
+        for lsn in references:
             self._journal.add_reference(lsn)
         self.release_all(transaction)
-        transaction.file_references = places
+        transaction.file_references = references
 
     def _file_index(self, lsn: int) -> int:
         return bisect_right(self._first_lsns, lsn)
@@ -239,11 +239,11 @@ class TransactionTable:
                 self.change_state(transaction, states.PREPARE)
                 self._record_producer_outcome(transaction, states.PREPARED)
             case journal_records.LocalCommitRecord() as record:
-                self._decide(lsn, record.time_ms, [self._update_from_record(record)], states.COMMIT)
+                self._apply_commit(lsn, record.time_ms, [self._update_from_record(record)], states.COMMIT)
             case journal_records.CommitRecord(epoch, time_ms):
-                self._decide(lsn, time_ms, self._existing(epoch), states.COMMIT)
+                self._apply_commit(lsn, time_ms, self._existing(epoch), states.COMMIT)
             case journal_records.HeuristicCommitRecord(epoch, time_ms):
-                self._decide(lsn, time_ms, self._existing(epoch), states.HEURISTIC_COMMIT)
+                self._apply_commit(lsn, time_ms, self._existing(epoch), states.HEURISTIC_COMMIT)
             case journal_records.RollbackRecord(epoch, time_ms):
                 self._roll_back(lsn, time_ms, self._existing(epoch))
             case journal_records.LocalRollbackRecord(epoch, time_ms, origin):
@@ -268,7 +268,7 @@ class TransactionTable:
                     outcomes.mark_epochs_leased(record.end)
             case journal_records.GroupCommitRecord(group, sequence, run, rows, members, dropped, time_ms):
                 self.commit_groups.apply_commit(group, sequence, run, rows, time_ms)
-                self._decide(lsn, time_ms, self._existing(*members), states.COMMIT)
+                self._apply_commit(lsn, time_ms, self._existing(*members), states.COMMIT)
                 self._roll_back(lsn, time_ms, self._existing(*dropped))
             case journal_records.GroupAbortRecord(group, sequence, run, dropped, time_ms):
                 self._roll_back(lsn, time_ms, self._existing(*dropped))
@@ -330,7 +330,7 @@ class TransactionTable:
                 raise ValueError(f"there is no transaction {epoch}")
         return found
 
-    def _decide(self, lsn: int, time_ms: int, transactions: list[Transaction], event: str) -> None:
+    def _apply_commit(self, lsn: int, time_ms: int, transactions: list[Transaction], event: str) -> None:
         decision = Decision(lsn, time_ms, tuple(transactions))
         for transaction in transactions:
             transaction.lsn = lsn
@@ -400,18 +400,18 @@ class TransactionTable:
         transaction.messages += missing
         transaction.lost_messages += missing
 
-    def lose(self, places: Set[int]) -> None:
-        """Count as lost the messages of the batches at the LSNs `places`, because a repair could not restore them.
+    def lose(self, lsns: Set[int]) -> None:
+        """Count as lost the messages of the batches at `lsns`, because a repair could not restore them.
 
         Batches of committed transactions are not counted here, because their partition may have the messages already.
         If the partition lacks the messages, the applier finds the loss when it reads the batches.
         """
         for transaction in self.transactions.values():
-            if transaction.decision is not None or places.isdisjoint(transaction.batch_lsns()):
+            if transaction.decision is not None or lsns.isdisjoint(transaction.batch_lsns()):
                 continue
             words = transaction.locations
             for at in range(0, len(words), WORDS_PER_BATCH):
-                if words[at] in places:
+                if words[at] in lsns:
                     count, size = words[at + 2] >> SIZE_BITS, words[at + 2] & SIZE_MASK
                     words[at : at + WORDS_PER_BATCH] = BatchLocations((0, LOST_LOG_ID, count << SIZE_BITS))
                     transaction.lost_messages += count
@@ -458,11 +458,11 @@ class TransactionTable:
         for transaction in self.transactions.values():
             yield from transaction.batch_lsns()
 
-    def finish_recovery(self, holds: FileReferences) -> list[Transaction]:
+    def finish_recovery(self, file_references: FileReferences) -> list[Transaction]:
         """Finish recovery: remove the unprepared transactions, which count as rolled back, and return them."""
-        self.file_references = holds
+        self.file_references = file_references
         for transaction in self.transactions.values():
-            holds.adopt_recovered(transaction)
+            file_references.adopt_recovered(transaction)
         dropped = [each for each in self.transactions.values() if each.state == states.OPEN]
         for transaction in dropped:
             self.remove(transaction)

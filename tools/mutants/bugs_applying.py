@@ -29,8 +29,8 @@ APPLIED: Final = (
         "refused-part-after-later-ones",
         "what a target refused is applied before later decisions",
         "tfmq/transaction/applier.py",
-        "        self._queue = deque(sorted([*parts, *self._queue], key=lambda part: part.position))\n",
-        "        self._queue = deque([*self._queue, *parts])\n",
+        "        self._queue = deque(sorted([*tasks, *self._queue], key=lambda task: task.position))\n",
+        "        self._queue = deque([*self._queue, *tasks])\n",
         [LINE, APPLYING],
     ),
     Mutant(
@@ -61,8 +61,8 @@ APPLIED: Final = (
         "joined-effect-under-the-first-place",
         "a joined append carries the position of its last decision",
         "tfmq/transaction/applier.py",
-        "        last = parts[-1]\n        effect = ",
-        "        last = parts[0]\n        effect = ",
+        "        last = tasks[-1]\n        effect = ",
+        "        last = tasks[0]\n        effect = ",
         [LINE, APPLYING],
     ),
     Mutant(
@@ -85,8 +85,8 @@ APPLIED: Final = (
         "offset-reported-before-it-is-fsynced",
         "a reported offset stays valid",
         "tfmq/transaction/applier.py",
-        "        has_offsets = bool(mark.offsets) and self._applier.destination.is_durable(mark)\n",
-        "        has_offsets = bool(mark.offsets)\n",
+        "        has_offsets = bool(result.offsets) and self._applier.destination.is_durable(result)\n",
+        "        has_offsets = bool(result.offsets)\n",
         [LINE, APPLYING],
     ),
     Mutant(
@@ -113,8 +113,8 @@ APPLIED: Final = (
         "resumed-target-not-given-what-it-lost",
         "what a target lost by a resumption is applied again",
         "tfmq/transaction/applier.py",
-        "            self._target_queue(key).requeue(parts)\n",
-        "            self._finish_tasks(self._target_queue(key), parts)\n",
+        "            self._target_queue(key).requeue(tasks)\n",
+        "            self._finish_tasks(self._target_queue(key), tasks)\n",
         [APPLYING, SETTLING],
     ),
     Mutant(
@@ -130,7 +130,7 @@ APPLIED: Final = (
         "the journal keeps a decision until all of it is durable",
         "tfmq/transaction/apply_progress.py",
         (
-            "        return self.applied and not self.pending_targets and not self.undurable_parts and not se"
+            "        return self.applied and not self.pending_targets and not self.undurable_tasks and not se"
             "lf.undurable_delayed\n"
         ),
         "        return self.applied and not self.pending_targets\n",
@@ -148,7 +148,7 @@ APPLIED: Final = (
         "part-settled-without-fsync",
         "the journal keeps a decision until all of it is durable",
         "tfmq/transaction/apply_progress.py",
-        "        while written and self._destination.is_durable(written[0].mark):\n",
+        "        while written and self._apply_target.is_durable(written[0].result):\n",
         "        while written:\n",
         [SETTLING],
     ),
@@ -190,9 +190,9 @@ APPLIED: Final = (
         "tfmq/transaction/applier.py",
         (
             "        self._applier.chunked.release(1)\n"
-            "        self._done(None if mark is None else mark._replace(offsets=(), delayed=()), error)\n"
+            "        self._done(None if result is None else result._replace(offsets=(), delayed=()), error)\n"
         ),
-        "        self._done(None if mark is None else mark._replace(offsets=(), delayed=()), error)\n",
+        "        self._done(None if result is None else result._replace(offsets=(), delayed=()), error)\n",
         [CONVOY],
     ),
     Mutant(
@@ -211,10 +211,10 @@ APPLIED: Final = (
         "memory that is kept to report due times is given back; otherwise no more handles of transactions are reported",
         "tfmq/transaction/apply_progress.py",
         (
-            "        return self.applied and not self.pending_targets and not self.undurable_parts and not se"
+            "        return self.applied and not self.pending_targets and not self.undurable_tasks and not se"
             "lf.undurable_delayed\n"
         ),
-        "        return self.applied and not self.pending_targets and not self.undurable_parts\n",
+        "        return self.applied and not self.pending_targets and not self.undurable_tasks\n",
         [SETTLING],
     ),
     Mutant(

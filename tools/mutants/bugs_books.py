@@ -61,7 +61,7 @@ TRANSACTION_BOOKS: Final = (
         "offsets of an ended transaction are unlocked",
         "tfmq/transaction/active_transactions.py",
         (
-            "                self.destination.unlock_offsets(transaction.epoch)\n"
+            "                self.apply_target.unlock_offsets(transaction.epoch)\n"
             "            if progress.dropped_messages:\n"
         ),
         ("                pass\n            if progress.dropped_messages:\n"),
@@ -71,8 +71,8 @@ TRANSACTION_BOOKS: Final = (
         "offsets-free-after-a-start",
         "offsets in doubt are locked again before the first request is served",
         "tfmq/transaction/active_transactions.py",
-        "            if transaction.offsets:\n                self.destination.lock_offsets(",
-        "            if not transaction.epoch:\n                self.destination.lock_offsets(",
+        "            if transaction.offsets:\n                self.apply_target.lock_offsets(",
+        "            if not transaction.epoch:\n                self.apply_target.lock_offsets(",
         [BOOKS, HANDLER],
     ),
     Mutant(
@@ -95,7 +95,7 @@ TRANSACTION_BOOKS: Final = (
         "half-a-reservation-kept",
         "space is reserved at all targets or at none",
         "tfmq/transaction/active_transactions.py",
-        ("            if taken:\n                self._destination.release_bytes(taken)\n            raise\n"),
+        ("            if taken:\n                self._apply_target.release_bytes(taken)\n            raise\n"),
         "            raise\n",
         [RESERVATIONS],
     ),

@@ -129,8 +129,11 @@ COMMIT_GROUPS: Final = (
         "leftovers-of-a-group-stay",
         "members of other attempts of a sequence end with its commit",
         "tfmq/transaction/commit_group_commands.py",
-        "        left = self._store.commit_groups.find_leftovers(group, sequence, [each.epoch for each in members])\n",
-        "        left: list[int] = []\n",
+        (
+            "        leftovers = self._store.commit_groups.find_leftovers("
+            "group, sequence, [each.epoch for each in members])\n"
+        ),
+        "        leftovers: list[int] = []\n",
         [GROUP_COMMITS],
     ),
     Mutant(

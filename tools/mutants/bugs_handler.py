@@ -265,7 +265,7 @@ HANDLING: Final = (
         (
             "        self._active.reservations.release(runtime.reserved_bytes)\n"
             "        runtime.reserved_bytes = 0\n"
-            "        self._active.destination.unlock_offsets(transaction.epoch)\n"
+            "        self._active.apply_target.unlock_offsets(transaction.epoch)\n"
             "\n"
         ),
         ("        self._active.reservations.release(runtime.reserved_bytes)\n        runtime.reserved_bytes = 0\n\n"),

@@ -51,8 +51,8 @@ OPERATING: Final = (
         "handles-reported-before-the-fsync",
         "after a power cut the handle of a delayed message in a transaction never names another one",
         "tfmq/transaction/applier.py",
-        "        self.destination.fsync_to(mark, forced)\n",
-        "        forced(None)\n",
+        "        self.destination.fsync_to(result, durable)\n",
+        "        durable(None)\n",
         [DELAYED],
     ),
     Mutant(
@@ -67,8 +67,8 @@ OPERATING: Final = (
         "handles-of-the-first-batch",
         "each delayed batch of a transaction has its own handles",
         "tfmq/transaction/applier.py",
-        "mark.delayed[first:end]))",
-        "mark.delayed[: len(pieces)]))",
+        "result.delayed[first:end]))",
+        "result.delayed[: len(pieces)]))",
         [DELAYED],
     ),
     Mutant(

@@ -114,7 +114,7 @@ KEEPING: Final = (
         "old-places-stay-held",
         "a compacted file is not referenced",
         "tfmq/transaction/compaction.py",
-        "                holds.rebuild(transaction)\n",
+        "                references.rebuild(transaction)\n",
         "                pass\n",
         "tests/transaction/test_compaction.py",
     ),
