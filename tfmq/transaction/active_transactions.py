@@ -115,7 +115,7 @@ class ActiveTransactions:
         runtime = runtime_state(transaction)
         return transaction.state in PENDING_STATES or runtime.queued_records > 0 or runtime.uncertain_write is not None
 
-    def is_certainly(self, transaction: Transaction, state: str) -> bool:
+    def is_certainly(self, transaction: Transaction, state: states.State) -> bool:
         """Return whether a transaction is in `state`, and no record that changes the state is pending."""
         return transaction.state == state and not self.is_pending(transaction)
 

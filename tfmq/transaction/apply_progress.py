@@ -67,7 +67,7 @@ class ApplyProgress:
         self.offsets = [UNKNOWN_OFFSET] * batches if batches <= OFFSETS_MAX else []
 
     @property
-    def state(self) -> str:
+    def state(self) -> states.State:
         there = self.applied and not self.pending_targets and not self.blocked
         return states.COMMITTED if there else states.APPLYING
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tfmq.apply_target import OFFSETS_KEY, GroupPositions
 from tfmq.errors import (
@@ -561,7 +561,12 @@ class TransactionCommandHandler:
         self._store.discard(transaction)
 
     def _reply_repeated(
-        self, epoch: int, state: str, request: TransactRequest, session: Caller, done: DoneCallback
+        self,
+        epoch: int,
+        state: states.State | Literal[""],
+        request: TransactRequest,
+        session: Caller,
+        done: DoneCallback,
     ) -> bool:
         """If `request` was executed before, reply and return True. Raises `Wait` while its record is being written."""
         transaction = self._store.transactions.get(epoch)
@@ -648,7 +653,7 @@ class TransactionCommandHandler:
             done(None, rejections.from_journal_error(error))
         self._active.retry_waiting(transaction)
 
-    def _reply_ended(self, xid: str, epoch: int, done: DoneCallback, replies: dict[str, Any]) -> None:
+    def _reply_ended(self, xid: str, epoch: int, done: DoneCallback, replies: dict[states.State, Any]) -> None:
         """Reply to a command for an ended transaction, once its outcome is durable.
 
         `replies`: state in which the transaction ended -> reply; for other states, the reply is an error.

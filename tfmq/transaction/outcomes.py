@@ -6,7 +6,7 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
-from tfmq.transaction.states import COMMITTED, ROLLED_BACK
+from tfmq.transaction.states import COMMITTED, ROLLED_BACK, State
 
 DIGEST_SIZE: Final = 16
 """Bytes of the digest of a name. The hash has a secret key, so that clients cannot construct collisions."""
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     """How a transaction ended. `state`: "committed" or "rolled_back". `time_ms`: wall clock time of the end."""
 
     epoch: int
-    state: str
+    state: State
     time_ms: int
 
 
@@ -98,7 +98,7 @@ class Outcomes:
                 return found
         return None
 
-    def add_outcome(self, xid: str, epoch: int, state: str, time_ms: int) -> None:
+    def add_outcome(self, xid: str, epoch: int, state: State, time_ms: int) -> None:
         """Store one outcome. For one name, each call must have a higher epoch than the call before."""
         digest = self._digest(xid)
         word = time_ms << STATE_BITS | STATES.index(state)

@@ -4,9 +4,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from tfmq.errors import BadRequest, SequenceGap, UnknownProducer, UnknownTransaction
+from tfmq.transaction.states import State
 
 LeaseTime = Callable[[int], int | None]
 """lease_time(producer id): latest wall clock time (ms) at which this id was leased; None if it never was."""
@@ -30,7 +31,7 @@ class RequestOutcome(NamedTuple):
     """The transaction that a request began. `state`: "prepared", "committed", "rolled_back"; "" without a record."""
 
     epoch: int
-    state: str
+    state: State | Literal[""]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +48,7 @@ class ProducerState:
     sequence_epoch: int = 0
     last_number: int = NO_NUMBER
     last_epoch: int = 0
-    last_state: str = ""
+    last_state: State | Literal[""] = ""
     seen_ms: int = 0
 
 
@@ -185,7 +186,7 @@ class ProducerStates:
             del self._staged[producer_id]
         return max(0, missing)
 
-    def apply_outcome(self, producer_id: int, number: int, epoch: int, state: str, time_ms: int) -> None:
+    def apply_outcome(self, producer_id: int, number: int, epoch: int, state: State, time_ms: int) -> None:
         """Apply a record: the transaction that the request `number` has begun is now in `state`."""
         producer = self._most_recent(producer_id, time_ms)
         self._unstamped.discard(producer_id)
@@ -235,5 +236,6 @@ class ProducerStates:
             producer = self._producers[id] = ProducerState()
             for name, value in zip(_FIELDS, row[: len(_FIELDS)], strict=True):
                 setattr(producer, name, value)
+            producer.last_state = State(producer.last_state) if producer.last_state else ""
             if producer.seen_ms == NOT_STAMPED:
                 self._unstamped.add(id)

@@ -74,7 +74,7 @@ def not_open(epoch: int) -> UnknownTransaction:
     return UnknownTransaction(sentence, outcome=NOT_DONE, epoch=epoch)
 
 
-def wrong_state(xid: str, state: str, rule: str) -> TransactionState:
+def wrong_state(xid: str, state: states.State, rule: str) -> TransactionState:
     """Return the error for a command that `state` does not permit. `rule`: the reason, which ends the error's text."""
     return TransactionState(f"The transaction {xid} is {state}; {rule}.", state=state)
 
@@ -101,7 +101,7 @@ def lost(xid: str, lost: int, messages: int) -> Damaged:
     return Damaged(sentence, state=states.PREPARED, lost=lost, messages=messages)
 
 
-def lost_since(xid: str, state: str, lost: int, messages: int) -> Damaged:
+def lost_since(xid: str, state: states.State, lost: int, messages: int) -> Damaged:
     """Return the error for a committed transaction that lost messages, perhaps before its partitions had them all."""
     sentence = (
         f"The transaction {xid or 'without a name'} is committed, but damage in the transaction journal took up to"
@@ -115,7 +115,7 @@ def unreadable(damage: str) -> Damaged:
     return Damaged(sentence, outcome=UNKNOWN, state=states.APPLYING)
 
 
-def heuristic_outcome(state: str) -> HeuristicOutcome:
+def heuristic_outcome(state: states.State) -> HeuristicOutcome:
     # After a heuristic commit the messages are visible to consumers, so the outcome cannot be "not done".
     outcome: Outcome = UNKNOWN if state == states.HEURISTIC_COMMITTED else NOT_DONE
     return HeuristicOutcome(state=state, outcome=outcome)

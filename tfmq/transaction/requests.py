@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tfmq.apply_target import StoredDelayedBatch
+from tfmq.transaction.states import State
 
 DoneCallback: TypeAlias = Callable[[Any, BaseException | None], None]
 """Called exactly once, in the broker's thread, at once or later, with (result, None) or (None, error)."""
@@ -55,7 +56,7 @@ class BeginResult(NamedTuple):
 class PrepareResult(NamedTuple):
     """Result of a prepare. `state`: "prepared", or "read_only" for an empty transaction. `expires_ms`: 0 for never."""
 
-    state: str
+    state: State
     expires_ms: int
 
 
@@ -68,7 +69,7 @@ class CommitResult(NamedTuple):
     for the batches of which this is known. `lost`: number of messages lost by damage; 0 unless an operator commits.
     """
 
-    state: str
+    state: State
     epoch: int
     dropped: int = 0
     offsets: Sequence[int] = ()
@@ -78,7 +79,7 @@ class CommitResult(NamedTuple):
 
 
 class RollbackResult(NamedTuple):
-    state: str
+    state: State
 
 
 class TransactRequest(NamedTuple):
@@ -117,7 +118,7 @@ class GroupCommitRequest(NamedTuple):
 class GroupCommitResult(NamedTuple):
     """Result of a group commit. `state`: "committed" or "applying". `rows`: the number stated by the first request."""
 
-    state: str
+    state: State
     repeated: bool
     rows: int
     dropped: int

@@ -130,7 +130,7 @@ def _decode_transaction(row: Sequence[Any]) -> Transaction:
     transaction = Transaction(row[0], unpack_origin(row[2]))
     if row[1] not in states.STATES:
         raise ValueError(f"a transaction in the unknown state {row[1]!r}")
-    transaction.state = row[1]
+    transaction.state = states.State(row[1])
     transaction.topics = dict(row[3])
     transaction.offsets = unpack_offsets(row[4])
     transaction.prepared_ms, transaction.expires_ms, transaction.decided_ms, lsn = row[5:9]

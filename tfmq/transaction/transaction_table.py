@@ -353,7 +353,7 @@ class TransactionTable:
             if transaction.prepared_ms and self.file_references is not None:
                 self.pending_rollbacks[transaction.epoch] = transaction
 
-    def _record_producer_outcome(self, transaction: Transaction, state: str) -> None:
+    def _record_producer_outcome(self, transaction: Transaction, state: states.State) -> None:
         origin = transaction.origin
         if origin.producer_id:
             self.producer_states.apply_outcome(
@@ -364,7 +364,7 @@ class TransactionTable:
         if transaction.origin.member is not None:
             self.commit_groups.remove_member(transaction.epoch, transaction.origin.member)
 
-    def _record_outcome(self, transaction: Transaction, state: str) -> None:
+    def _record_outcome(self, transaction: Transaction, state: states.State) -> None:
         origin = transaction.origin
         if origin.xid:
             outcomes = self.local_outcomes if origin.local else self.outcomes
