@@ -105,7 +105,7 @@ class RequestHandler:
         }
 
     def handle(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        """Execute any command but HELLO and STATUS, which the server's session answers.
+        """Execute any command but HELLO and STATUS, to which the server's session replies.
 
         `request` is a NamedTuple of `tfmq.protocol.commands`. `body` has the bytes after the header; they must not
         change until `reply.body_done`, `ok` or `error` is called. Errors are sent as the reply, not raised. Each

@@ -185,7 +185,7 @@ class TransactionOffsets(NamedTuple):
 
 
 class CommitMember(NamedTuple):
-    """A transaction's place in a commit group: the sequence to which it belongs, and the run that prepared it."""
+    """A transaction's membership in a commit group: its sequence, and the run that prepared it."""
 
     group: Group
     sequence: Number

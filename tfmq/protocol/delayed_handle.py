@@ -126,9 +126,9 @@ class Handles(Sequence[str]):
             if step != 1:
                 raise ValueError("handles are cut in one piece: they are numbered one after the other")
             return Handles(self._store_id, self._log_id, self._first_number + first, self._dues[index])
-        place = index + len(self) if index < 0 else index
-        due = self._dues[place] if place >= 0 else self._dues[index]
-        return format_handle(Handle(self._store_id, self._log_id, due, self._first_number + place))
+        position = index + len(self) if index < 0 else index
+        due = self._dues[position] if position >= 0 else self._dues[index]
+        return format_handle(Handle(self._store_id, self._log_id, due, self._first_number + position))
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, Sequence) and not isinstance(other, str) and list(self) == list(other)

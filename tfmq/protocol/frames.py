@@ -121,16 +121,16 @@ def frame_at(view: memoryview, position: int, *, frame_bytes: int = limits.FRAME
 
     If the frame is incomplete, return None and how many bytes are needed from `position`: 4, 8, or the whole frame.
     """
-    held = len(view) - position
-    if held < 4:
+    available = len(view) - position
+    if available < 4:
         return None, 4
-    if held < 8:
+    if available < 8:
         check_size(view, position, frame_bytes=frame_bytes)
         return None, 8
     size, header_size = PREFIX.unpack_from(view, position)
     if size > frame_bytes or header_size > limits.HEADER_BYTES or header_size > size - 4:
         parse_prefix(view, position, frame_bytes=frame_bytes)  # raises BadFrame with the reason
-    if held < 4 + size:
+    if available < 4 + size:
         return None, 4 + size
     body_start, end = position + 8 + header_size, position + 4 + size
     return _new(Frame, (decode_header(view[position + 8 : body_start]), view[body_start:end])), end
@@ -224,13 +224,13 @@ _PROTOCOLS: tuple[tuple[bytes, str], ...] = (
 
 def detect_protocol(start: bytes) -> str | None:
     """Return which kind of program begins a connection with `start`, for example "an HTTP server"; None if unknown."""
-    return next((who for word, who in _PROTOCOLS if start.startswith(word)), None)
+    return next((program for word, program in _PROTOCOLS if start.startswith(word)), None)
 
 
 def other_protocol_sentence(start: bytes) -> str | None:
     """Return the error text for the first bytes that a program of another protocol has sent; None if unknown."""
-    who = detect_protocol(start)
-    return who and f"At the other end is {who}, not a program that speaks tfmq: check host and port."
+    program = detect_protocol(start)
+    return program and f"At the other end is {program}, not a program that speaks tfmq: check host and port."
 
 
 def http_response(start: bytes, host_and_port: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Binds the listening address, describes who uses it already, and computes how many connections are possible."""
+"""Binds the listening address, describes a program that uses it, and computes how many connections are possible."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def _probe(connection: socket.socket) -> str:
     return "something answers there that does not say what it is"
 
 
-def describe_response(answer: bytes) -> str:
-    """Return a clause that describes the program that sent `answer`; b"" means that it closed the connection."""
-    speaker = frames.detect_protocol(answer)
+def describe_response(response: bytes) -> str:
+    """Return a clause that describes the program that sent `response`; b"" means that it closed the connection."""
+    speaker = frames.detect_protocol(response)
     if speaker is not None:
         return f"{speaker} answers there"
     with suppress(BadFrame):
-        frame, _ = frames.frame_at(memoryview(answer), 0)
+        frame, _ = frames.frame_at(memoryview(response), 0)
         if frame is not None:
             server = frame.header[3] if len(frame.header) > 3 else "of another version"
             return f"another tfmq server ({server}) answers there"

@@ -104,9 +104,9 @@ def startup_sentence(error: BaseException, data: str) -> str | None:
 
 def _journal_error_sentence(error: JournalError, data: str) -> str:
     if isinstance(error, Locked):
-        who = f" (process {error.holder})" if error.holder else ""
+        process = f" (process {error.holder})" if error.holder else ""
         return (
-            f"The data folder {data} is in use by another tfmq server{who}. Stop that one, or choose another "
+            f"The data folder {data} is in use by another tfmq server{process}. Stop that one, or choose another "
             "folder with --data."
         )
     if isinstance(error, NewerFormat):
@@ -285,11 +285,11 @@ def reload(service: Server, load: Callable[[], Config]) -> None:
     parts = [", ".join(changed) if changed else "nothing that can change at run time has changed"]
     if later:
         parts.append(f"needs a restart: {', '.join(later)}")
-    said = logger.isEnabledFor(logging.INFO)
-    if said:  # before the level changes, because the new one may suppress the line
+    is_info = logger.isEnabledFor(logging.INFO)
+    if is_info:  # before the level changes, because the new one may suppress the line
         logger.info("SIGHUP: %s", "; ".join(parts))
     set_up_logging(config.server.log_level, config.server.log_json)
-    if not said:
+    if not is_info:
         logger.info("SIGHUP: %s", "; ".join(parts))
     service.reload(config)
 

@@ -248,7 +248,7 @@ class WorkerThreads:
         self._waiting: SimpleQueue[tuple[Work, Done] | None] = SimpleQueue()
         self._finished: deque[tuple[Done, Any, BaseException | None]] = deque()
         self._unfinished = 0
-        self._short_told = False
+        self._shortage_logged = False
         self._wakeup = Wakeup(self.run_callbacks)
         reactor.addReader(self._wakeup)
 
@@ -292,13 +292,13 @@ class WorkerThreads:
         try:
             thread.start()
         except (RuntimeError, MemoryError) as error:
-            if not self._short_told:
+            if not self._shortage_logged:
                 count = len(self._threads)
                 logger.error("out of memory or threads (%s): %d threads do all work on files", error, count)
-            self._short_told = True
+            self._shortage_logged = True
             return
         self._threads.append(thread)
-        self._short_told = False
+        self._shortage_logged = False
 
     def _run_jobs(self) -> None:
         while (item := self._waiting.get()) is not None:

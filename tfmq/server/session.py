@@ -28,7 +28,7 @@ PAUSED_FOR_REQUESTS = "requests"
 CLIENT_NAME_LOGGED_MAX = int(limits.CLIENT_ID_LENGTH)
 """Maximum number of characters of a client's name in logs. The client chooses the name, and it may be very long."""
 RESUME_FRACTION = 8
-"""A session that was paused at its limit of requests reads again when an eighth of that number was answered."""
+"""A session that was paused at its limit of requests reads again when an eighth of that number has got replies."""
 
 
 class SessionContext(NamedTuple):
@@ -59,19 +59,19 @@ class SessionContext(NamedTuple):
 class Reply:
     """The reply to one request. Only the first call of `ok` or `error` sends something."""
 
-    __slots__ = ("_hold", "_session", "correlation", "is_silent")
+    __slots__ = ("_buffer", "_session", "correlation", "is_silent")
 
-    def __init__(self, session: Session, correlation: int, hold: Buffer | None = None) -> None:
+    def __init__(self, session: Session, correlation: int, buffer: Buffer | None = None) -> None:
         self._session: Session | None = session
-        self._hold = hold
+        self._buffer = buffer
         self.correlation = correlation
         self.is_silent = False
         """Whether the client wants no reply, not even an error (acks "none")."""
 
     def body_done(self) -> None:
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            hold.release()
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            buffer.release()
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
         """Send the reply's fields, followed by its body."""
@@ -95,12 +95,12 @@ class Reply:
             session.send_error(self.correlation, error)
 
     def _take_session(self) -> Session | None:
-        if self._hold is not None:
-            self._hold.release()
-            self._hold = None
+        if self._buffer is not None:
+            self._buffer.release()
+            self._buffer = None
         session, self._session = self._session, None
         if session is not None:
-            session.request_answered()
+            session.request_replied()
         return session
 
 
@@ -149,7 +149,7 @@ class Session:
                 logger.exception("a callback at the end of a session failed")
         self._context.turn_wanted()
 
-    def frame_received(self, frame: memoryview, hold: Buffer) -> None:
+    def frame_received(self, frame: memoryview, buffer: Buffer) -> None:
         """Decode one request and pass it to the broker."""
         try:
             (header_size,) = frames.SIZE.unpack_from(frame, 4)
@@ -167,8 +167,8 @@ class Session:
         if self._hello_timer is not None or command is None or command is HELLO:
             self._handle_other(header)
             return
-        held = hold.retain() if len(body) else None
-        reply = Reply(self, header[1], held)
+        retained = buffer.retain() if len(body) else None
+        reply = Reply(self, header[1], retained)
         try:
             if self._in_flight > self._in_flight_max:
                 raise Busy(f"More than {self._in_flight_max} requests of this connection wait for answers.")
@@ -195,9 +195,9 @@ class Session:
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
         """Reply to bytes that are no frame, in HTTP if they are an HTTP request, and close the connection."""
         logger.info("connection of %s refused: %s", self._peer, error)
-        answer = frames.http_response(start, self._context.address)
-        if answer is not None:
-            self.send([answer])
+        response = frames.http_response(start, self._context.address)
+        if response is not None:
+            self.send([response])
             self._close()
         else:
             self.send_error(0, error)
@@ -232,8 +232,8 @@ class Session:
         if getattr(error, "closes", False):
             self._close()
 
-    def request_answered(self) -> None:
-        """Count a request as answered. After a pause, read again when 1/RESUME_FRACTION of the maximum was answered."""
+    def request_replied(self) -> None:
+        """Count a reply. After a pause, read again when 1/RESUME_FRACTION of the maximum has got replies."""
         self._in_flight -= 1
         if self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_FRACTION - 1 and not self.is_closed:
             self.transport.resume(PAUSED_FOR_REQUESTS)
@@ -280,7 +280,7 @@ class Session:
         )
 
     def _set_identity(self, client: str) -> None:
-        shown = "".join(letter if letter.isprintable() else "?" for letter in client[:CLIENT_NAME_LOGGED_MAX])
+        shown = "".join(character if character.isprintable() else "?" for character in client[:CLIENT_NAME_LOGGED_MAX])
         self.identity = f"{shown or 'a client'} at {self._peer}"
 
     def _hello_timed_out(self) -> None:
@@ -314,7 +314,7 @@ class RejectedConnection:
     def connectionLost(self, reason: Any) -> None:
         self._closed()
 
-    def frame_received(self, frame: memoryview, hold: Buffer) -> None:
+    def frame_received(self, frame: memoryview, buffer: Buffer) -> None:
         """Ignore requests."""
 
     def frame_refused(self, error: BadFrame, start: bytes) -> None:

@@ -48,7 +48,7 @@ DEBT_SECONDS = 2.0
 """Maximum time by which `Connection.served_until` may lie in the future. So a connection that was busy is served after
 idle connections for at most DEBT_SECONDS + CREDIT_SECONDS."""
 EXPENSIVE_HEADER_BYTES = 4096
-"""A request with a longer header names so many objects that handling it may take a tenth of a second."""
+"""A request with a longer header may name objects whose handling takes a tenth of a second."""
 EXPENSIVE_SECONDS = 0.05
 """Expected time of a request for which `is_expensive` returns True."""
 LISTS = frozenset(
@@ -89,8 +89,8 @@ class FrameProtocol(Protocol):
     def makeConnection(self, transport: Any) -> None: ...
     def connectionLost(self, reason: Failure) -> None: ...
 
-    def frame_received(self, frame: memoryview, hold: Buffer) -> None:
-        """Handle a whole frame, with its size word. It is a view of `hold`; retain `hold` to use it after this call."""
+    def frame_received(self, frame: memoryview, buffer: Buffer) -> None:
+        """Handle a whole frame, with its size word. It is a view of `buffer`; retain that to use it after this call."""
 
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
         """Handle received bytes that are no frame, and close the connection. `start` has the first of the bytes."""
@@ -115,9 +115,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
         server: tcp.Port,
         number: int,
         reactor: Any,
-        traffic: ConnectionLimits,
+        limits: ConnectionLimits,
     ) -> None:
-        self._limits = traffic
+        self._limits = limits
         self._queue: deque[Bytes] = deque()
         self._partial: PartialFrame | None = None
         self._leftover = b""
@@ -128,7 +128,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._pauses: set[str] = set()
         self._deferred_rest = b""
         self.unsent_bytes = 0
-        self.served_until = traffic.clock.monotonic()
+        self.served_until = limits.clock.monotonic()
         """Account of the time that the requests of this connection took, as a monotonic time. A request of t seconds
         advances it by CHARGE_FACTOR * t. It stays near the present (CREDIT_SECONDS, DEBT_SECONDS). When a turn was too
         short for all connections, the connections with the earliest accounts are served first."""
@@ -173,10 +173,10 @@ class Connection(tcp.Server):  # type: ignore[misc]
         return None
 
     def _read_partial(self, tail: PartialFrame) -> Any:
-        traffic = self._limits
-        if not traffic.may_receive(self):
+        limits = self._limits
+        if not limits.may_receive(self):
             return None
-        arena = traffic.arena
+        arena = limits.arena
         room = tail.buffer.view[tail.filled :]
         overflow = arena.read_buffer() if tail.buffer.size == tail.needed else None
         try:
@@ -185,11 +185,11 @@ class Connection(tcp.Server):  # type: ignore[misc]
             return self._read_failed(error)
         if not count:
             return main.CONNECTION_DONE
-        self._progress_at = traffic.clock.monotonic()
+        self._progress_at = limits.clock.monotonic()
         fitted = min(count, len(room))
         size = tail.buffer.size
         tail.mark_filled(fitted)
-        traffic.receiving_bytes += tail.buffer.size - size
+        limits.receiving_bytes += tail.buffer.size - size
         rest = overflow[: count - fitted] if overflow is not None and count > fitted else None
         if tail.filled == tail.needed:
             if is_expensive(tail.buffer.view, 0, tail.needed):
@@ -218,8 +218,8 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def _read_failed(self, error: OSError) -> Any:
         return None if error.errno in WOULD_BLOCK else main.CONNECTION_LOST
 
-    def _handle_frames(self, view: memoryview, hold: Buffer, *, expensive: bool = False) -> None:
-        """Handle the frames that were read into `view`, a part of `hold`, during this connection's share of a turn.
+    def _handle_frames(self, view: memoryview, buffer: Buffer, *, expensive: bool = False) -> None:
+        """Handle the frames that were read into `view`, a part of `buffer`, during this connection's share of a turn.
 
         The remaining frames are deferred to a later turn. Unless `expensive` is set, the first expensive request is
         deferred as well, with all frames after it.
@@ -249,7 +249,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
             ):
                 self._defer(bytes(view[position:]), EXPENSIVE_SECONDS)
                 break
-            protocol.frame_received(view[position : position + whole], hold)
+            protocol.frame_received(view[position : position + whole], buffer)
             position += whole
             ended = now()
             if ended > deadline and position < end:
@@ -301,13 +301,13 @@ class Connection(tcp.Server):  # type: ignore[misc]
         except MemoryError as error:
             self._cut_off_without_memory(error)
 
-    def _start_partial(self, part: memoryview, whole: int) -> None:
-        traffic = self._limits
-        at_once = allocates_at_once(traffic.receiving_bytes, whole)
-        self._partial = PartialFrame(traffic.pool, part, whole, at_once=at_once)
-        traffic.receiving_bytes += self._partial.buffer.size
-        self._progress_at = traffic.clock.monotonic()
-        traffic.monitor(self)
+    def _start_partial(self, received: memoryview, whole: int) -> None:
+        limits = self._limits
+        at_once = allocates_at_once(limits.receiving_bytes, whole)
+        self._partial = PartialFrame(limits.pool, received, whole, at_once=at_once)
+        limits.receiving_bytes += self._partial.buffer.size
+        self._progress_at = limits.clock.monotonic()
+        limits.monitor(self)
 
     def pause(self, reason: str) -> None:
         """Stop reading until `resume` was called for this and every other pause reason."""
@@ -458,11 +458,11 @@ class Connection(tcp.Server):  # type: ignore[misc]
 class Listener(tcp.Port):  # type: ignore[misc]
     """Listens on a socket that is bound already, and creates a `Connection` for each client."""
 
-    def __init__(self, bound: socket.socket, factory: Any, reactor: Any, traffic: ConnectionLimits) -> None:
+    def __init__(self, bound: socket.socket, factory: Any, reactor: Any, limits: ConnectionLimits) -> None:
         host, port = bound.getsockname()[:2]
         super().__init__(port, factory, BACKLOG, host, reactor)
         self._preexistingSocket = bound
-        self.transport = functools.partial(Connection, traffic=traffic)
+        self.transport = functools.partial(Connection, limits=limits)
 
     def startListening(self) -> None:
         assert self._preexistingSocket is not None

@@ -43,8 +43,8 @@ class CheckBack:
     """Asks the clients of a producer group how prepared transactions of this group are to end.
 
     When a transaction has been prepared for `check_seconds`, the client that has waited longest for queries of the
-    transaction's group gets the query that `make_query(epoch)` returns. The client answers by a commit or rollback. If
-    it does neither, a client is asked again after pauses that grow up to QUERY_PAUSE_SECONDS_MAX.
+    transaction's group gets the query that `make_query(epoch)` returns. The client replies with a commit or rollback.
+    If it does neither, a client is asked again after pauses that grow up to QUERY_PAUSE_SECONDS_MAX.
     """
 
     def __init__(

@@ -113,11 +113,11 @@ class Outcomes:
             self._remove_oldest_run()
 
     def mark_entries_lost(self) -> None:
-        """Note that a journal repair has removed entries, so that the outcome of any transaction may be missing."""
+        """Record that a journal repair has removed entries, so that the outcome of any transaction may be missing."""
         self.expired_epoch = ALL_EPOCHS
 
     def mark_epochs_leased(self, end: int) -> None:
-        """Note that epochs below `end` are leased. After a loss of entries, only their outcomes may be missing."""
+        """Record that epochs below `end` are leased. After a loss of entries, only their outcomes may be missing."""
         if self.expired_epoch == ALL_EPOCHS:
             self.expired_epoch = end - 1
 

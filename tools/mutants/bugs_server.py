@@ -113,8 +113,8 @@ SERVER: Final = (
         "body-reused-while-it-waits",
         "a message's bytes stay untouched until they are written",
         "tfmq/server/session.py",
-        "        held = hold.retain() if len(body) else None\n",
-        "        held = None\n",
+        "        retained = buffer.retain() if len(body) else None\n",
+        "        retained = None\n",
         [SESSION],
     ),
     Mutant(
@@ -226,7 +226,7 @@ SERVER: Final = (
         "work is executed also where no thread can be started",
         "tfmq/server/reactor.py",
         "        if not self._threads:\n",
-        "        if not self._threads and not self._short_told:\n",
+        "        if not self._threads and not self._shortage_logged:\n",
         ["tests/server/test_worker_threads.py::test_work_is_done_also_where_no_more_threads_can_be_started"],
     ),
     Mutant(
