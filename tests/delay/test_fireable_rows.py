@@ -28,20 +28,20 @@ def numbers(found: RowColumns) -> list[int]:
 
 
 def test_all_where_nothing_is_in_the_way() -> None:
-    assert numbers(fireable_rows(part(1, 2, 3), lines()).part) == [0, 1, 2]
+    assert numbers(fireable_rows(part(1, 2, 3), lines()).rows) == [0, 1, 2]
 
 
 def test_up_to_one_that_is_blocked_and_none_if_it_leads() -> None:
-    assert numbers(fireable_rows(part(1, 2, 3), lines(blocked=(Turn(2, 1),))).part) == [0]
+    assert numbers(fireable_rows(part(1, 2, 3), lines(blocked=(Turn(2, 1),))).rows) == [0]
     found = fireable_rows(part(1, 2, 3), lines(blocked=(Turn(1, 0),), cancelled=(Turn(1, 0),)))
-    assert (numbers(found.part), found.cancelled) == ([], 0), "a cancel that is not sure takes nothing out"
+    assert (numbers(found.rows), found.cancelled) == ([], 0), "a cancel that is not sure takes nothing out"
 
 
 def test_cancelled_ones_are_taken_out_when_they_lead() -> None:
     assert fireable_rows(part(1, 2, 3), lines(cancelled=(Turn(1, 0), Turn(2, 1)))).cancelled == 2
     assert fireable_rows(part(1, 2), lines(cancelled=(Turn(1, 0), Turn(2, 1)))).cancelled == 2
     found = fireable_rows(part(1, 2, 3), lines(cancelled=(Turn(2, 1),)))
-    assert (numbers(found.part), found.cancelled) == ([0], 0)
+    assert (numbers(found.rows), found.cancelled) == ([0], 0)
 
 
 def test_early_ones_are_named_when_they_lead() -> None:
@@ -49,5 +49,5 @@ def test_early_ones_are_named_when_they_lead() -> None:
     found = fireable_rows(part(1, 2, 3, flags=b"\x01\x01\x01"), lines(early=early))
     assert (numbers(found.early), list(found.early_ms)) == ([0, 2], [70, 90])
     found = fireable_rows(part(1, 2, 3, flags=b"\x00\x01\x01"), lines(early=early))
-    assert (numbers(found.part), numbers(found.early)) == ([0, 1], [])
-    assert numbers(fireable_rows(part(1, flags=b"\x01"), lines(early={})).part) == [0]
+    assert (numbers(found.rows), numbers(found.early)) == ([0, 1], [])
+    assert numbers(fireable_rows(part(1, flags=b"\x01"), lines(early={})).rows) == [0]

@@ -186,8 +186,8 @@ class DelayQueue:
         """
 
         def work() -> Callable[[], Histogram]:
-            pending, settled = self._pending_snapshot(), self._window.fires_below
-            return partial(pending_histogram, self._buckets, edges, keys, pending, settled)
+            pending, fires_below = self._pending_snapshot(), self._window.fires_below
+            return partial(pending_histogram, self._buckets, edges, keys, pending, fires_below)
 
         self._query(work, done)
 
@@ -219,13 +219,13 @@ class DelayQueue:
         return PendingSnapshot(self._state, self._target_queues)
 
     def _when_spilled(self, then: Callable[[BaseException | None], None]) -> None:
-        def forced(error: BaseException | None) -> None:
+        def durable(error: BaseException | None) -> None:
             if error is not None:
                 return then(error)
             self._dispatcher.process_durable()
             self._scheduler.when_spilled(then)
 
-        self._arrival_log.when_forced(self._arrival_log.log.end_offset, forced)
+        self._arrival_log.when_forced(self._arrival_log.log.end_offset, durable)
 
     # Metrics
 
@@ -316,12 +316,12 @@ class DelayQueue:
         """Drop and count the messages for all partitions of the deleted topic with this incarnation."""
         self._target_queues.topic_deleted(incarnation)
 
-        def look(error: BaseException | None) -> None:
+        def spilled(error: BaseException | None) -> None:
             self._target_queues.dropped += self._window.topic_deleted(incarnation)
             self._row_counter.request(self._buckets.live_buckets, False)
             self._scheduler.run_due()
 
-        self._when_spilled(look)
+        self._when_spilled(spilled)
 
     def stop(self, done: Callable[[], None]) -> None:
         """Stop the delivery of messages, and call `done()` when all work in progress has ended."""

@@ -66,12 +66,12 @@ class BrokerClock:
 
     def _read_clocks(self) -> tuple[float, int, float]:
         """Return the fastest of several readings: (monotonic clock before, wall clock in us, monotonic clock after)."""
-        looks = []
+        readings = []
         for _ in range(CLOCK_READS_MAX):
-            looks.append((self._clock.monotonic(), self._clock.wall_us(), self._clock.monotonic()))
-            if looks[-1][2] - looks[-1][0] <= CLOCK_READ_SECONDS:
+            readings.append((self._clock.monotonic(), self._clock.wall_us(), self._clock.monotonic()))
+            if readings[-1][2] - readings[-1][0] <= CLOCK_READ_SECONDS:
                 break
-        return min(looks, key=lambda look: look[2] - look[0])
+        return min(readings, key=lambda reading: reading[2] - reading[0])
 
     def now_ms(self) -> int:
         now = self._start_ms + int((self._clock.monotonic() - self._start_monotonic) * 1000 + ROUNDING_MS)

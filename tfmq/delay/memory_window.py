@@ -282,14 +282,14 @@ class MemoryWindow:
 
     # Arrivals
 
-    def wheel_rows_of(self, header: ArrivalHeader, records: Buffer, answer: Appended, now_ms: int) -> WheelRows:
+    def wheel_rows_of(self, header: ArrivalHeader, records: Buffer, appended: Appended, now_ms: int) -> WheelRows:
         """Return rows to add once `records` are durable; none if all are due FSYNC_MARGIN_MS or more after `end`."""
         times, absolute, low, _ = header.dues
         if low >= max(self.end, minimum_end(now_ms)) + FSYNC_MARGIN_MS:
             return NO_WHEEL_ROWS
         target = self._targets.id_of(header.log_id, header.topic) << TARGET_SHIFT
-        numbers = array("Q", range(answer.first_ordinal, answer.first_ordinal + len(times)))
-        locators = record_offsets(records, answer.positions)
+        numbers = array("Q", range(appended.first_ordinal, appended.first_ordinal + len(times)))
+        locators = record_offsets(records, appended.positions)
         tags = array("Q", [target | flag for flag in absolute])
         return WheelRows(times, numbers, locators, tags)
 

@@ -78,10 +78,10 @@ class PendingSnapshot:
         if late is None or keep is True or not (late or self._locked):
             return keep
         # Another thread may move a turn from `locked` to `late` at any time. So check `locked` first, then `late`.
-        held = [turn in self._locked or turn in late for turn in zip(dues, numbers, strict=True)]
+        undelivered = [turn in self._locked or turn in late for turn in zip(dues, numbers, strict=True)]
         if keep is False:
-            return bytes(held) if any(held) else False
-        return bytes([bool(one or other) for one, other in zip(keep, held, strict=True)])
+            return bytes(undelivered) if any(undelivered) else False
+        return bytes([bool(one or other) for one, other in zip(keep, undelivered, strict=True)])
 
     def _pending_by_state(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> bool | Sequence[int]:
         low, high = min(dues), max(dues)

@@ -112,17 +112,17 @@ def list_pending(buckets: BucketStore, query: ListQuery, pending: PendingSnapsho
 
 
 def pending_histogram(
-    buckets: BucketStore, edges: Sequence[int], keys: LogFilter | None, pending: PendingSnapshot, settled_below: int
+    buckets: BucketStore, edges: Sequence[int], keys: LogFilter | None, pending: PendingSnapshot, fires_below: int
 ) -> Histogram:
     """Count all pending messages, and those in each interval edges[n] <= due < edges[n + 1].
 
-    `keys`: selects partitions by log id; None: all. Messages due before `settled_below` may have been delivered, so
+    `keys`: selects partitions by log id; None: all. Messages due before `fires_below` may have been delivered, so
     each of them is checked with `pending`.
     """
     total, counts = 0, [0] * max(0, len(edges) - 1)
     for bucket in buckets.live_buckets:
         start, end = bucket.span.start, bucket.span.end
-        dirty = bucket.dead_count or start < settled_below or pending.may_have_cancelled(start, end - 1)
+        dirty = bucket.dead_count or start < fires_below or pending.may_have_cancelled(start, end - 1)
         chosen: PendingFilter = pending if dirty else lambda *_: True
         whole = not dirty and keys is None
         edge = bisect_left(edges, start + 1) - 1
@@ -142,8 +142,8 @@ def pending_histogram(
 
 
 def _is_pending(pending: PendingSnapshot, row: BucketRow) -> bool:
-    answer = pending(row.log_id, array("Q", (row.due,)), array("Q", (row.number,)))
-    return answer if isinstance(answer, bool) else bool(answer[0])
+    is_pending = pending(row.log_id, array("Q", (row.due,)), array("Q", (row.number,)))
+    return is_pending if isinstance(is_pending, bool) else bool(is_pending[0])
 
 
 def describe_pending(key: int, turn: Turn, record: bytes) -> PendingMessage:

@@ -57,7 +57,7 @@ class RecordReader:
 
     def _read_from_disk(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
         found = self._read_by_file(locators, numbers, bytes_max, False)
-        assert found is not None, "a read that may wait answers"
+        assert found is not None, "a read that may wait returns records"
         return found
 
     def find(self, key: int, turn: Turn) -> bytes | None:
@@ -88,15 +88,15 @@ class RecordReader:
         by_row: Records = [None] * count
         end = count
         for slot, rows in rows_of.items():
-            part = self._from_file(
+            records = self._from_file(
                 slot, [locators[row] for row in rows], [numbers[row] for row in rows], bytes_max, cached
             )
-            if part is None:
+            if records is None:
                 return None
-            for row, record in zip(rows, part, strict=False):
+            for row, record in zip(rows, records, strict=False):
                 by_row[row] = record
-            if len(part) < len(rows):
-                end = min(end, rows[len(part)])
+            if len(records) < len(rows):
+                end = min(end, rows[len(records)])
         return by_row[:end]
 
     def _from_file(
@@ -134,28 +134,28 @@ class ReadAhead:
         self.clear()
 
     def clear(self) -> None:
-        self._part = NO_ROWS
+        self._read_rows = NO_ROWS
         self._records: Records = []
-        """The records that were read ahead. They belong to the first rows of `_part`."""
+        """The records that were read ahead. They belong to the first rows of `_read_rows`."""
         self._used = 0
         self._generation += 1
 
-    def fetch(self, part: RowColumns, rows: RowQueue, record_bytes: int, done: FetchCallback) -> None:
-        """Pass the records of the first rows of `part`, at least one record, to `done`.
+    def fetch(self, wanted: RowColumns, rows: RowQueue, record_bytes: int, done: FetchCallback) -> None:
+        """Pass the records of the first rows of `wanted`, at least one record, to `done`.
 
         `done` is called at once if the records need no read from the disk, otherwise after this read in a worker.
-        `rows`: all rows of the queue, which begin with `part`. `record_bytes`: the average size of a record.
+        `rows`: all rows of the queue, which begin with `wanted`. `record_bytes`: the average size of a record.
         """
-        ahead = self._buffered(part)
+        ahead = self._buffered(wanted)
         if ahead is not None:
             done(ahead, None)
             return
         self.clear()
         life = self._generation
-        read = partial(self._record_reader.read, part.locators, part.numbers, SLICE_BYTES_MAX)
+        read = partial(self._record_reader.read, wanted.locators, wanted.numbers, SLICE_BYTES_MAX)
         if len(rows) < READ_AHEAD_ROWS_MIN:
             try:
-                cached = self._record_reader.read_cached(part.locators, part.numbers, SLICE_BYTES_MAX)
+                cached = self._record_reader.read_cached(wanted.locators, wanted.numbers, SLICE_BYTES_MAX)
             except Exception as error:
                 done(None, error)
                 return
@@ -164,30 +164,30 @@ class ReadAhead:
             else:
                 self._run(read, done)
             return
-        whole = rows.head(max(len(part.numbers), READ_AHEAD_BYTES // record_bytes))
+        whole = rows.head(max(len(wanted.numbers), READ_AHEAD_BYTES // record_bytes))
 
         def was_read(found: Records | None, error: BaseException | None) -> None:
             if found is None:
-                # A record after those of `part` may have caused the error. So read again, but only those of `part`.
+                # A record after those of `wanted` may have caused the error. So read again, but only those of `wanted`.
                 self._run(read, done)
             elif life != self._generation:
-                done(found[: len(part.numbers)], None)
+                done(found[: len(wanted.numbers)], None)
             else:
-                self._part, self._records = whole, found
-                done(self._buffered(part), None)
+                self._read_rows, self._records = whole, found
+                done(self._buffered(wanted), None)
 
         self._run(partial(self._record_reader.read, whole.locators, whole.numbers, READ_AHEAD_BYTES), was_read)
 
-    def _buffered(self, part: RowColumns) -> Records | None:
-        """Return the records of the first rows of `part` if these were read ahead, else None."""
-        numbers, count = self._part.numbers, len(self._records)
+    def _buffered(self, wanted: RowColumns) -> Records | None:
+        """Return the records of the first rows of `wanted` if these were read ahead, else None."""
+        numbers, count = self._read_rows.numbers, len(self._records)
         try:
-            start = numbers.index(part.numbers[0], self._used, count)
+            start = numbers.index(wanted.numbers[0], self._used, count)
         except ValueError:
             return None
-        end = min(start + len(part.numbers), count)
-        head = part.head(end - start)
-        if head.numbers != numbers[start:end] or head.locators != self._part.locators[start:end]:
+        end = min(start + len(wanted.numbers), count)
+        head = wanted.head(end - start)
+        if head.numbers != numbers[start:end] or head.locators != self._read_rows.locators[start:end]:
             return None
         self._used = start
         return self._records[start:end]

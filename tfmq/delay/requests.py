@@ -22,7 +22,7 @@ PENDING, CANCELLED, DELIVERED, RESCHEDULED, UNKNOWN = State
 
 
 class Turn(NamedTuple):
-    """The place of a message in the order of delivery: due time (ms), and number (ordinal in the arrival log)."""
+    """The key of a message in the order of delivery: due time (ms), and number (ordinal in the arrival log)."""
 
     due: int
     number: int

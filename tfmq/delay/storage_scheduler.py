@@ -127,19 +127,19 @@ class StorageScheduler:
     def when_spilled(self, done: Callback) -> None:
         """Call `done(None)` once all durable messages of the arrival log are in buckets; `done(error)` on failure."""
         self._spill_waiters.append(done)
-        self._tell_wanted()
+        self._notify_spill_waiters()
         if self._spill_waiters:
             self.run_due()
 
-    def _tell_wanted(self) -> None:
+    def _notify_spill_waiters(self) -> None:
         error = None
         if self.unspilled_bytes:
             if self.buckets.stop_reason is None:
                 return
             error = StorageStopped(QUERIES_UNAVAILABLE, reason=self.buckets.stop_reason, outcome=NOT_DONE)
-        wanted, self._spill_waiters = self._spill_waiters, []
-        for told in wanted:
-            told(error)
+        waiters, self._spill_waiters = self._spill_waiters, []
+        for waiter in waiters:
+            waiter(error)
 
     # Scheduling
 
@@ -231,7 +231,7 @@ class StorageScheduler:
         # A spill calls only the waiters that were added before it began. If nothing is left to spill, no other spill
         # would begin for later waiters, so they are called here. They get an error if the bucket store has stopped
         # meanwhile.
-        self._tell_wanted()
+        self._notify_spill_waiters()
         self.more_fireable()
         self.run_due()
 
@@ -446,8 +446,8 @@ class StorageScheduler:
         self.durable_offset, self.durable_number = offset, number
         window, now = self.window, self.broker_clock.now_ms()
         lows = [min(rows.dues) for rows in found.wheel_rows if len(rows.dues)]
-        horizon = min([minimum_end(now), *(bucket.span.start for bucket in self.buckets.live_buckets[:1])])
-        window.start(min([now if whole else max(0, now - DUE_RANGE // 2), horizon, *lows]), horizon)
+        window_end = min([minimum_end(now), *(bucket.span.start for bucket in self.buckets.live_buckets[:1])])
+        window.start(min([now if whole else max(0, now - DUE_RANGE // 2), window_end, *lows]), window_end)
         self._add_recovered(found)
 
     def _add_recovered(self, found: RecoveredArrivals) -> None:

@@ -107,20 +107,20 @@ class TargetQueue(ApplyQueue):
         dues = (self.non_durable_appends.first_due, on_disk, first)
         return min((due for due in dues if due is not None), default=None)
 
-    def add(self, part: RowColumns) -> None:
+    def add(self, rows: RowColumns) -> None:
         """Add rows of due messages. Their turns are higher than those of all rows added before."""
-        count, limit = len(part.numbers), self._reload_end if self.reloading else self.on_disk_from
+        count, limit = len(rows.numbers), self._reload_end if self.reloading else self.on_disk_from
         full = len(self.rows) + count > QUEUE_ROWS_MAX and (self.blocked_reason or self.reloading)
         if limit is None and not full:
-            self.rows.append(part)
+            self.rows.append(rows)
             return
         if self.reloading:
             self._arrived_in_reload += count
-            self._reload_end = self._reload_end or part.turn(0)
+            self._reload_end = self._reload_end or rows.turn(0)
         else:
             self._on_disk_count += count
             if limit is None:
-                self.on_disk_from = part.turn(0)
+                self.on_disk_from = rows.turn(0)
 
     @property
     def _not_appended(self) -> int:
@@ -169,22 +169,22 @@ class TargetQueue(ApplyQueue):
         self.reloading, self._reload_ticket = True, self._reload_ticket + 1
         return self._reload_ticket
 
-    def end_reload(self, ticket: int, part: RowColumns | None, next_turn: Turn | None) -> None:
+    def end_reload(self, ticket: int, rows: RowColumns | None, next_turn: Turn | None) -> None:
         """End the reload that got this ticket from `begin_reload`; do nothing if rows were dropped meanwhile.
 
-        `part`: the loaded rows, None after a failure. `next_turn`: messages from this turn on are still only on disk;
+        `rows`: the loaded rows, None after a failure. `next_turn`: messages from this turn on are still only on disk;
         None if all were loaded.
         """
         if not self.reloading or ticket != self._reload_ticket:
             return
-        if part is None:
+        if rows is None:
             self._move_to_disk()
             return
         self.reloading = False
         waited = self._not_appended
         later, self.rows = self.rows, RowQueue()
         cut, self._reload_end = self._reload_end, None
-        self.rows.append(part)
+        self.rows.append(rows)
         self.on_disk_from = next_turn
         if next_turn is None:
             self.rows.append(later.head(len(later)))
@@ -199,10 +199,10 @@ class TargetQueue(ApplyQueue):
 
     def _count_dead_rows(self) -> int:
         """Count cancelled and rescheduled rows, except those in `TargetQueues.locked`: their change is not durable."""
-        part, cancelled = self.rows.head(len(self.rows)), self._owner.cancelled
-        if not len(self.rows) or not cancelled.any_between(part.dues[0], part.dues[-1]):
+        rows, cancelled = self.rows.head(len(self.rows)), self._owner.cancelled
+        if not len(self.rows) or not cancelled.any_between(rows.dues[0], rows.dues[-1]):
             return 0
-        turns = zip(part.dues, part.numbers, strict=True)
+        turns = zip(rows.dues, rows.numbers, strict=True)
         return sum([turn in cancelled and turn not in self._owner.locked for turn in turns])
 
     def is_firing(self, turn: Turn) -> bool:
@@ -241,13 +241,13 @@ class TargetQueue(ApplyQueue):
         elif len(found.early.numbers):
             self._owner.handle_early(self, found.early, found.early_ms)
             return False
-        elif not len(found.part.numbers):
+        elif not len(found.rows.numbers):
             return False
         else:
-            part = found.part
-            self.busy, self._in_flight_to = True, part.turn(-1)
-            fetched = partial(self._fetched, part, self._generation)
-            self._read_ahead.fetch(part, self.rows, self._record_bytes, fetched)
+            rows = found.rows
+            self.busy, self._in_flight_to = True, rows.turn(-1)
+            fetched = partial(self._fetched, rows, self._generation)
+            self._read_ahead.fetch(rows, self.rows, self._record_bytes, fetched)
         return True
 
     def _check_target(self) -> bool:
@@ -265,9 +265,9 @@ class TargetQueue(ApplyQueue):
             self.rows.drop_through(Turn(*applied))
         return bool(len(self.rows))
 
-    def _fetched(self, part: RowColumns, life: int, found: Records | None, error: BaseException | None) -> None:
+    def _fetched(self, rows: RowColumns, generation: int, found: Records | None, error: BaseException | None) -> None:
         self.busy = False
-        if life != self._generation or self._owner.stopping:
+        if generation != self._generation or self._owner.stopping:
             self._operation_ended()
             return
         if isinstance(error, BelowStart | KeyError):
@@ -282,7 +282,7 @@ class TargetQueue(ApplyQueue):
         piece = join_records(found, self.key, limit)
         if piece.damaged:
             text = "%d delayed messages for %s cannot be read and are left out, due %d to %d"
-            dues = part.dues[0], part.dues[piece.rows - 1]
+            dues = rows.dues[0], rows.dues[piece.rows - 1]
             logger.error(text, piece.damaged, self._owner.target_name(self.key), *dues)
             self._owner.damaged += piece.damaged
         if not piece.batches:
@@ -290,21 +290,21 @@ class TargetQueue(ApplyQueue):
             self._operation_ended()
             return
         self._record_bytes = max(1, piece.size_bytes // piece.rows)
-        part = part.head(piece.rows)
-        self.busy, self._in_flight_to = True, part.turn(-1)
-        write = partial(self._write, part, piece, self._generation)
+        rows = rows.head(piece.rows)
+        self.busy, self._in_flight_to = True, rows.turn(-1)
+        write = partial(self._write, rows, piece, self._generation)
         self._owner.flow_control.acquire(piece.size_bytes, write)
 
-    def _write(self, part: RowColumns, piece: JoinedRecords, life: int) -> None:
-        """Append the messages `part` to the target; `FlowControl.acquire` has permitted their bytes."""
-        if life != self._generation or self._owner.stopping:
+    def _write(self, rows: RowColumns, piece: JoinedRecords, generation: int) -> None:
+        """Append the messages `rows` to the target; `FlowControl.acquire` has permitted their bytes."""
+        if generation != self._generation or self._owner.stopping:
             self._owner.flow_control.release(piece.size_bytes)
             self._operation_ended()
             return
         self._owner.flow_control.count_written(piece.rows, piece.size_bytes)
-        source = Source(*self._owner.source, *part.turn(-1))
+        source = Source(*self._owner.source, *rows.turn(-1))
         effect = Append(self.topic, *self.partition, piece.batches, source)
-        self._owner.destination.apply(effect, partial(self._written, part, piece.size_bytes, self._generation))
+        self._owner.destination.apply(effect, partial(self._written, rows, piece.size_bytes, self._generation))
 
     # Results of reads and appends
 
@@ -314,26 +314,31 @@ class TargetQueue(ApplyQueue):
         self._owner.mark_ready(self)
 
     def _written(
-        self, part: RowColumns, size_bytes: int, life: int, mark: AppendResult | None, error: BaseException | None
+        self,
+        rows: RowColumns,
+        size_bytes: int,
+        generation: int,
+        result: AppendResult | None,
+        error: BaseException | None,
     ) -> None:
         self.busy = False
-        if mark is None:
+        if result is None:
             self._owner.flow_control.release(size_bytes)
-            if life == self._generation:
-                self._failed(error or RuntimeError("an effect ended without a mark"))
+            if generation == self._generation:
+                self._failed(error or RuntimeError("an effect ended without a result"))
             else:
                 self._operation_ended()
             return
         self._in_flight_to = None
-        last = part.turn(-1)
-        self.non_durable_appends.add(WrittenAppend(mark, part.dues[0], last, len(part.numbers)))
-        if life == self._generation:
-            self.rows.drop_head(len(part.numbers))
+        last = rows.turn(-1)
+        self.non_durable_appends.add(WrittenAppend(result, rows.dues[0], last, len(rows.numbers)))
+        if generation == self._generation:
+            self.rows.drop_head(len(rows.numbers))
             if self.on_disk_from is not None and self.on_disk_from <= last:
                 self.on_disk_from = Turn(last.due, last.number + 1)
         self._unblock()
-        self._owner.record_fired(part)
-        self._owner.destination.fsync_to(mark, partial(self._fsync_ended, size_bytes, self._resumptions))
+        self._owner.record_fired(rows)
+        self._owner.destination.fsync_to(result, partial(self._fsync_ended, size_bytes, self._resumptions))
         self._owner.mark_ready(self)
 
     def _fsync_ended(self, size_bytes: int, resumptions: int, error: BaseException | None) -> None:
@@ -398,45 +403,45 @@ class TargetQueue(ApplyQueue):
 
 
 class FireableRows(NamedTuple):
-    """What to do with the first rows of a queue: look at `cancelled` first, then at `early`, then at `part`.
+    """What to do with the first rows of a queue: look at `cancelled` first, then at `early`, then at `rows`.
 
     `cancelled`: number of cancelled rows at the head, which the caller drops. `early`: all rows that must not be
     appended yet by the wall clock; empty if the first row is not one of them. `early_ms`: by how many ms it is too
-    early for each row of `early`. `part`: the rows to append now. If `part` is empty, the first row must wait.
+    early for each row of `early`. `rows`: the rows to append now. If `rows` is empty, the first row must wait.
     """
 
-    part: RowColumns
+    rows: RowColumns
     cancelled: int = 0
     early: RowColumns = NO_ROWS
     early_ms: Sequence[int] = ()
 
 
-def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | None = None) -> FireableRows:
-    """Return what to do with the first rows of `part`: append only those before a cancelled, locked or early row.
+def fireable_rows(rows: RowColumns, queues: TargetQueues, uncertain_from: int | None = None) -> FireableRows:
+    """Return what to do with the first rows of `rows`: append only those before a cancelled, locked or early row.
 
     `uncertain_from`: rows due from this time on must wait until the next start; None: no such rows.
     """
-    end = len(part.numbers) if uncertain_from is None else bisect_left(part.dues, uncertain_from)
+    end = len(rows.numbers) if uncertain_from is None else bisect_left(rows.dues, uncertain_from)
     if queues.locked:
-        end = next((index for index in range(end) if part.turn(index) in queues.locked), end)
-    part = part.head(end)
+        end = next((index for index in range(end) if rows.turn(index) in queues.locked), end)
+    rows = rows.head(end)
     if not end:
-        return FireableRows(part)
-    if queues.cancelled.any_between(part.dues[0], part.dues[-1]):
-        gone = [turn in queues.cancelled for turn in zip(part.dues, part.numbers, strict=True)]
-        if gone[0]:
-            return FireableRows(part, gone.index(False) if False in gone else len(gone))
-        if True in gone:
-            part = part.head(gone.index(True))
-    if any(part.flags) and not queues.broker_clock.is_steady:
-        columns = zip(part.dues, part.numbers, part.flags, strict=True)
+        return FireableRows(rows)
+    if queues.cancelled.any_between(rows.dues[0], rows.dues[-1]):
+        is_cancelled = [turn in queues.cancelled for turn in zip(rows.dues, rows.numbers, strict=True)]
+        if is_cancelled[0]:
+            return FireableRows(rows, is_cancelled.index(False) if False in is_cancelled else len(is_cancelled))
+        if True in is_cancelled:
+            rows = rows.head(is_cancelled.index(True))
+    if any(rows.flags) and not queues.broker_clock.is_steady:
+        columns = zip(rows.dues, rows.numbers, rows.flags, strict=True)
         early = [queues.broker_clock.early_ms(due, number) if flag else 0 for due, number, flag in columns]
         if early[0]:
-            dues, numbers, locators = (array("Q", compress(column, early)) for column in part[:3])
-            waits = RowColumns(dues, numbers, locators, bytearray(compress(part.flags, early)))
-            return FireableRows(part, 0, waits, list(filter(None, early)))
-        part = part.head(next((index for index, each in enumerate(early) if each), len(early)))
-    return FireableRows(part)
+            dues, numbers, locators = (array("Q", compress(column, early)) for column in rows[:3])
+            waits = RowColumns(dues, numbers, locators, bytearray(compress(rows.flags, early)))
+            return FireableRows(rows, 0, waits, list(filter(None, early)))
+        rows = rows.head(next((index for index, each in enumerate(early) if each), len(early)))
+    return FireableRows(rows)
 
 
 BLOCKED_ROWS_MAX: Final = 524_288
@@ -511,8 +516,8 @@ class TargetQueues(ApplyQueues[TargetQueue]):
 
     def applied_turn(self, key: int) -> Turn | None:
         """Return the highest turn that is durable in a target; None if there is none or it is not known. Any thread."""
-        settled = self.destination.last_durable(key, self.source)
-        return None if settled is None else Turn(*settled)
+        durable = self.destination.last_durable(key, self.source)
+        return None if durable is None else Turn(*durable)
 
     def stop_reason(self, key: int) -> StorageStopped | None:
         """Return an error if the target is stopped; None if it is not, even if it is full or deleted. Any thread."""
@@ -544,12 +549,12 @@ class TargetQueues(ApplyQueues[TargetQueue]):
                 target, RowColumns(dues, numbers, locators, bytearray([tags[row] & ABSOLUTE for row in rows]))
             )
 
-    def _add_to_queue(self, target: int, part: RowColumns) -> None:
+    def _add_to_queue(self, target: int, rows: RowColumns) -> None:
         key, topic = self._targets.target_of(target)
         queue = self.by_key.get(key)
         if queue is None:
             queue = self.by_key[key] = TargetQueue(key, topic, self)
-        queue.add(part)
+        queue.add(rows)
         self.mark_ready(queue)
         if queue.blocked_reason:
             self.mark_blocked()
@@ -590,17 +595,17 @@ class TargetQueues(ApplyQueues[TargetQueue]):
             total -= len(queue.rows)
             queue.drop_rows()
 
-    def record_fired(self, part: RowColumns) -> None:
+    def record_fired(self, rows: RowColumns) -> None:
         now = self.broker_clock.now_ms()
-        self.fired_count += len(part.numbers)
-        self.lateness.record_sorted(now, part.dues)
+        self.fired_count += len(rows.numbers)
+        self.lateness.record_sorted(now, rows.dues)
 
-    def handle_early(self, queue: TargetQueue, part: RowColumns, early_ms: Sequence[int]) -> None:
-        """Pause the queue if its first row is too early by at most EARLY_MS_MAX; otherwise reschedule `part`."""
+    def handle_early(self, queue: TargetQueue, rows: RowColumns, early_ms: Sequence[int]) -> None:
+        """Pause the queue if its first row is too early by at most EARLY_MS_MAX; otherwise reschedule `rows`."""
         if early_ms[0] <= EARLY_MS_MAX:
             queue.pause(early_ms[0] / 1000)
         else:
-            self._postpone(queue, part)
+            self._postpone(queue, rows)
 
     def unlock(self, key: int, turn: Turn) -> None:
         """Unlock a turn, because no cancel or reschedule of its message is running any more."""
@@ -673,9 +678,9 @@ class LatenessHistogram:
         if dues:
             self.max_ms = max(self.max_ms, now_ms - dues[0])
 
-    def percentile_ms(self, part: float) -> int:
-        """Return the lateness in ms that the fraction `part` of the messages does not exceed; 0 if none was counted."""
-        wanted, seen = part * self.total, 0
+    def percentile_ms(self, fraction: float) -> int:
+        """Return the lateness in ms that this fraction of the messages does not exceed; 0 if none was counted."""
+        wanted, seen = fraction * self.total, 0
         for bucket, count in enumerate(self.counts):
             seen += count
             if count and seen >= wanted:
@@ -684,5 +689,5 @@ class LatenessHistogram:
 
     def status(self) -> dict[str, Any]:
         """Return the percentiles p50, p99 and p99.9, the maximum (ms), and the counts of all histogram buckets."""
-        known: dict[str, Any] = {name: self.percentile_ms(part) for name, part in PERCENTILES.items()}
+        known: dict[str, Any] = {name: self.percentile_ms(fraction) for name, fraction in PERCENTILES.items()}
         return known | {"max_ms": self.max_ms, "count": self.total, "counts": list(self.counts)}

@@ -264,7 +264,7 @@ class HashedTimingWheel:
     def _retain_rows(self, end: int = DUE_RANGE << DUE_SHIFT) -> None:
         """Remove the rows in the ring that are cancelled or whose value in the column `packed` is `end` or more."""
         ready = self._ready.numbers[self._ready_popped :]
-        cancelled, held = self._cancelled, len(ready)
+        cancelled, count = self._cancelled, len(ready)
         for index, slot in enumerate(self._ring):
             if slot is None:
                 continue
@@ -276,10 +276,10 @@ class HashedTimingWheel:
                 continue
             if len(picked) < len(slot.numbers):
                 slot.retain(picked)
-            held += len(picked)
+            count += len(picked)
         self._added_late -= cancelled
         self._cancelled = cancelled.intersection(ready)
-        self.row_count, self._next_due = held, UNKNOWN_DUE if held else None
+        self.row_count, self._next_due = count, UNKNOWN_DUE if count else None
 
     # Pop
 
@@ -318,10 +318,10 @@ class HashedTimingWheel:
         room = start + rows_max - len(into.dues)
         end = bisect_right(self._ready.dues, now_ms, start, min(len(self._ready.dues), room))
         found = WheelRows(*(column[start:end] for column in self._ready))
-        if self._cancelled and (gone := self._cancelled.intersection(found.numbers)):
-            self._cancelled -= gone
-            self._added_late -= gone
-            keep = [number not in gone for number in found.numbers]
+        if self._cancelled and (cancelled := self._cancelled.intersection(found.numbers)):
+            self._cancelled -= cancelled
+            self._added_late -= cancelled
+            keep = [number not in cancelled for number in found.numbers]
             found = WheelRows(*(array("Q", compress(column, keep)) for column in found))
         for column, more in zip(into, found, strict=True):
             column.extend(more)
@@ -343,9 +343,9 @@ class HashedTimingWheel:
             self._ring[index] = None
         else:
             rows = [each < end for each in slot.packed]
-            rest = [row for row, comes in enumerate(rows) if not comes]
-            slot, left = slot.select([row for row, comes in enumerate(rows) if comes]), slot
-            left.retain(rest)
+            rest = [row for row, is_due in enumerate(rows) if not is_due]
+            slot, rest_of_slot = slot.select([row for row, is_due in enumerate(rows) if is_due]), slot
+            rest_of_slot.retain(rest)
         dues = [each >> DUE_SHIFT for each in slot.packed]
         ordered = _delivery_order(dues, slot.numbers)
         if ordered is not None:

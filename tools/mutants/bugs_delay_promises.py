@@ -260,8 +260,8 @@ _LISTS: Final = (
         "counts-have-what-was-cancelled",
         "counts are of waiting messages, without cancelled ones",
         "tfmq/delay/queries.py",
-        ("        dirty = bucket.dead_count or start < settled_below or pending.may_have_cancelled(start, end - 1)\n"),
-        "        dirty = start < settled_below\n",
+        ("        dirty = bucket.dead_count or start < fires_below or pending.may_have_cancelled(start, end - 1)\n"),
+        "        dirty = start < fires_below\n",
         ["tests/delay/test_queries.py", DELAY],
     ),
 )

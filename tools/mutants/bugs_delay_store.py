@@ -65,7 +65,7 @@ DELAY_STORE: Final = (
         "a-list-requested-during-a-spill-is-not-returned",
         "a list that is requested during a spill is returned when the spill has ended",
         "tfmq/delay/storage_scheduler.py",
-        ("        self._tell_wanted()\n        self.more_fireable()\n"),
+        ("        self._notify_spill_waiters()\n        self.more_fireable()\n"),
         "        self.more_fireable()\n",
         ["tests/delay/test_storage_scheduler.py", "tests/delay/test_delay_queue.py"],
     ),

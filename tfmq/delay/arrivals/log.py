@@ -369,7 +369,7 @@ class ArrivalRecordReader:
         Raises BelowStart (truncated), BeyondEnd (not durable, or no such offset), NotARecord, OSError, Closed.
         """
         found = self._read(offsets, bytes_max, False)
-        assert found is not None, "a read that may wait answers"
+        assert found is not None, "a read that may wait returns records"
         return found
 
     def read_cached(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Records | None:

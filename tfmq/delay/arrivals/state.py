@@ -381,8 +381,8 @@ class _SpannedMessages:
     def dump(self) -> bytes:
         """Encode each span as: span u64, count of its rows u64, the columns sorted by number; big-endian."""
         rows: list[bytes] = []
-        for span, held in sorted(self._spans.items()):
-            rows += [_ROW.pack(span, len(held)), *map(encode_words, held.columns())]
+        for span, rows_of_span in sorted(self._spans.items()):
+            rows += [_ROW.pack(span, len(rows_of_span)), *map(encode_words, rows_of_span.columns())]
         return b"".join(rows)
 
 
@@ -472,18 +472,18 @@ class RescheduledMessages(_SpannedMessages):
         """
         spans = {start >> SPAN_BITS for start in starts}
         leads_to: dict[int, list[int]] = {}
-        held: list[int] = []
+        needed: list[int] = []
         for span in spans & self._spans.keys():
             for target in self._targets[span]:
                 if (target + 1) << SPAN_BITS > before or (target in self._spans and target not in spans):
-                    held.append(span)
+                    needed.append(span)
                 elif target != span:
                     leads_to.setdefault(target, []).append(span)
-        while held:
-            span = held.pop()
+        while needed:
+            span = needed.pop()
             if span in spans:
                 spans.remove(span)
-                held += leads_to.get(span, ())
+                needed += leads_to.get(span, ())
         return sorted(span << SPAN_BITS for span in spans)
 
     def expire_spans(self, starts: Iterable[int]) -> int:

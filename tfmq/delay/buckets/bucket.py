@@ -102,12 +102,12 @@ class Bucket:
         Raises NewerFormat, Full (no file descriptor left), OSError.
         """
         with files.opened(self.path) as file:
-            for part in self.chunks(file):
-                if isinstance(part, Corrupt):
-                    self.record_damage(part)
+            for chunk in self.chunks(file):
+                if isinstance(chunk, Corrupt):
+                    self.record_damage(chunk)
                     continue
                 try:
-                    yield self.decode_columns(file.pread(part.columns_size, part.position + CHUNK_SIZE), part)
+                    yield self.decode_columns(file.pread(chunk.columns_size, chunk.position + CHUNK_SIZE), chunk)
                 except Corrupt as error:
                     self.record_damage(error)
 
@@ -120,10 +120,10 @@ class Bucket:
         Raises NewerFormat, OSError.
         """
         with files.opened(self.path) as file:
-            for part in self.chunks(file):
-                if not isinstance(part, Corrupt):
-                    position = part.position + CHUNK_SIZE + ENTRY_SIZE * part.count
-                    data = file.pread(part.table_size, position)
+            for chunk in self.chunks(file):
+                if not isinstance(chunk, Corrupt):
+                    position = chunk.position + CHUNK_SIZE + ENTRY_SIZE * chunk.count
+                    data = file.pread(chunk.table_size, position)
                     yield decode_table(bytes(data)) or ()
 
     def chunks(self, file: File) -> Iterator[ChunkHead | Corrupt]:
@@ -159,9 +159,9 @@ class Bucket:
                 position = found
                 break
             window *= TAIL_WINDOW_FACTOR
-        for part in self._chunks_from(file, position, size, self.size):
-            if isinstance(part, Corrupt) or not 0 < part.arrival_offset <= after:
-                yield part
+        for chunk in self._chunks_from(file, position, size, self.size):
+            if isinstance(chunk, Corrupt) or not 0 < chunk.arrival_offset <= after:
+                yield chunk
 
     def _chunks_from(self, file: File, position: int, size: int, listed_size: int) -> Iterator[ChunkHead | Corrupt]:
         while position < size:

@@ -338,9 +338,9 @@ def checksum_failures(records: bytes, sizes: IntegerColumn, numbers: IntegerColu
         part = array("I", map(CRC_SIZE.__add__, sizes[start : start + CHECKSUMS_PER_CALL]))
         end = position + sum(part)
         each = cut(records[position:end], part)
-        said = map(int.from_bytes, map(_CHECKSUM, each))
+        stored = map(int.from_bytes, map(_CHECKSUM, each))
         true = map(crc32, map(_RECORD, each), map(SEED_MASK.__and__, numbers[start : start + CHECKSUMS_PER_CALL]))
-        found += compress(range(start, start + len(part)), map(ne, said, true))
+        found += compress(range(start, start + len(part)), map(ne, stored, true))
         position = end
     return found
 

@@ -74,26 +74,26 @@ def verify_buckets(disk: Disk, folder: str, *, records: bool = False, progress: 
     records. `records`: also verify each record by the checksum that its producer has computed. Raises NewerFormat,
     OSError.
     """
-    with closing(BucketScan(disk, folder)) as survey:
-        return _BucketVerifier(survey, records, progress).run()
+    with closing(BucketScan(disk, folder)) as scan:
+        return _BucketVerifier(scan, records, progress).run()
 
 
 class _BucketVerifier(Verifier):
-    def __init__(self, survey: BucketScan, records: bool, progress: Progress | None) -> None:
-        super().__init__(survey.disk, survey.folder, VerifyReport(), records, progress)
-        self.survey = survey
+    def __init__(self, scan: BucketScan, records: bool, progress: Progress | None) -> None:
+        super().__init__(scan.disk, scan.folder, VerifyReport(), records, progress)
+        self.scan = scan
 
     def run(self) -> VerifyReport:
-        survey = self.survey
-        if survey.fault is not None:
-            self.add_error(survey.fault, "checkpoint")
+        scan = self.scan
+        if scan.fault is not None:
+            self.add_error(scan.fault, "checkpoint")
         else:
-            for error in survey.checkpoint_file.damaged_copies():
+            for error in scan.checkpoint_file.damaged_copies():
                 what = f"one copy of the checkpoint is damaged ({error.reason}); the other one is valid"
                 self.add_error(error, "checkpoint", NOTE, what)
-        for found in survey.decisions():
+        for found in scan.decisions():
             self._verify_name(found)
-        buckets = survey.buckets()
+        buckets = scan.buckets()
         for listed, bucket in buckets:
             self._verify_bucket(listed, bucket)
         for one, other in BucketIndex([bucket for _, bucket in buckets]).overlapping_pairs():
@@ -115,26 +115,26 @@ class _BucketVerifier(Verifier):
         count = 0
         self.lost = LostMessages()
         self.lost_findings: list[LostFinding] = []
-        for part in self.survey.chunks(bucket):
-            damage = self.lost.add_damage(self.survey, bucket, part, records=self.records)
+        for chunk in self.scan.chunks(bucket):
+            damage = self.lost.add_damage(self.scan, bucket, chunk, records=self.records)
             self.lost_findings += damage
-            end = part.next if isinstance(part, Corrupt) else part.next_position
-            if isinstance(part, ChunkHead):
-                count += part.count
+            end = chunk.next if isinstance(chunk, Corrupt) else chunk.next_position
+            if isinstance(chunk, ChunkHead):
+                count += chunk.count
                 if not any(field == "columns" for _, _, field, _ in damage):
                     self.report.blocks += 1
-                    self.report.bytes += part.size
-                    self.report.records += part.count
+                    self.report.bytes += chunk.size
+                    self.report.records += chunk.count
             self.progress(bucket.path, end, bucket.size)
         self._report_lost(bucket)
-        if self.survey.checkpoint is not None and count != listed.count and not bucket.damage:
+        if self.scan.checkpoint is not None and count != listed.count and not bucket.damage:
             what = f"the file has {count} messages, the checkpoint lists {listed.count}"
             self.add_error(Corrupt(bucket.path, 0, bucket.size, what), "count")
 
     def _report_lost(self, bucket: Bucket) -> None:
         """Add the findings about lost messages, with the number of messages that a repair can rebuild."""
         rebuilt = Counter[int]()
-        for _, parts in self.lost.rebuilt(self.survey, bucket.span):
+        for _, parts in self.lost.rebuilt(self.scan, bucket.span):
             rebuilt.update(parts)
         for index, error, field, count in self.lost_findings:
             what = error.reason
@@ -191,12 +191,12 @@ class LostMessages:
         self._part_count = 0
 
     def add_damage(
-        self, survey: BucketScan, bucket: Bucket, part: ChunkHead | Corrupt, *, records: bool = False
+        self, scan: BucketScan, bucket: Bucket, part: ChunkHead | Corrupt, *, records: bool = False
     ) -> list[LostFinding]:
         """Add the lost messages of a chunk, or of a range without a valid chunk head. Return the damaged parts."""
         if isinstance(part, Corrupt):
-            return [(self._add_chunk_without_head(survey, part), part, "chunk", 0)]
-        with survey.files.opened(bucket.path) as file:
+            return [(self._add_chunk_without_head(scan, part), part, "chunk", 0)]
+        with scan.files.opened(bucket.path) as file:
             data = bytes(file.pread(part.size, part.position)).ljust(part.size, b"\0")
         begins = CHUNK_SIZE + part.columns_size
         try:
@@ -218,9 +218,9 @@ class LostMessages:
     def _add_records(self, data: memoryview) -> int:
         return self._add(map(_digest, _stored_records(data)))
 
-    def _add_chunk_without_head(self, survey: BucketScan, damage: Corrupt) -> int:
+    def _add_chunk_without_head(self, scan: BucketScan, damage: Corrupt) -> int:
         """Add the lost messages of a range that may begin with a damaged chunk head; return the number of the part."""
-        with survey.files.opened(damage.path) as file:
+        with scan.files.opened(damage.path) as file:
             data = file.pread(min(damage.next - damage.first, CHUNK_BYTES_MAX), damage.first)
         # The damaged head may still say correctly where the records begin. If it does not, no digest is equal to the
         # digest of a record in the arrival log.
@@ -232,10 +232,10 @@ class LostMessages:
         self._part_count += 1
         return self._part_count - 1
 
-    def rebuilt(self, survey: BucketScan, span: TimeSpan) -> Iterator[tuple[MessageColumns, list[int]]]:
+    def rebuilt(self, scan: BucketScan, span: TimeSpan) -> Iterator[tuple[MessageColumns, list[int]]]:
         """Yield the lost messages due in `span` that the arrival log has, with the numbers of their damaged parts."""
-        left = dict(self._parts)
-        for batch in survey.arrivals() if left else ():
+        unmatched = dict(self._parts)
+        for batch in scan.arrivals() if unmatched else ():
             if batch.low >= span.end or batch.high < span.start:
                 continue
             messages = pending_messages(batch, lambda *_: True)
@@ -243,9 +243,9 @@ class LostMessages:
             keep = bytearray(messages.length)
             parts = []
             for index, (due, number, data) in enumerate(zip(messages.dues, messages.numbers, stored, strict=True)):
-                key = (due, number) if (due, number) in left else _digest(data)
-                if key in left and due in span:
-                    parts.append(left.pop(key))
+                key = (due, number) if (due, number) in unmatched else _digest(data)
+                if key in unmatched and due in span:
+                    parts.append(unmatched.pop(key))
                     keep[index] = True
             if parts:
                 yield messages.filtered(keep), parts
@@ -280,17 +280,17 @@ def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False, store_id: 
     New files replace old ones by renames, and the checkpoint is written last: after a power failure the same repair can
     be run again. Raises Corrupt if the store cannot be identified, NewerFormat, Full, OSError.
     """
-    with closing(BucketScan(disk, folder)) as survey:
-        identity = survey.identity
-        if identity is None and survey.fault is None:
+    with closing(BucketScan(disk, folder)) as scan:
+        identity = scan.identity
+        if identity is None and scan.fault is None:
             return []
-        if identity is None and store_id and not any(map(parse_bucket_name, survey.sizes)):
+        if identity is None and store_id and not any(map(parse_bucket_name, scan.sizes)):
             # A new salt invalidates no checksum: only checksums in buckets depend on the salt, and there is no bucket.
             identity = StoreIdentity(store_id, int.from_bytes(os.urandom(SALT_SIZE), "big"))
         if identity is None:
             what = "neither the checkpoint nor a bucket head identifies the store"
-            raise Corrupt(survey.checkpoint_file.path, 0, 0, what)
-        return _RepairRun(survey, identity, dry_run).run()
+            raise Corrupt(scan.checkpoint_file.path, 0, 0, what)
+        return _RepairRun(scan, identity, dry_run).run()
 
 
 def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
@@ -299,35 +299,35 @@ def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
     A start calls this before messages are removed from the log. Only the columns of chunks that may have messages of
     the log are read. If a bucket file is missing, nothing is changed. Raises NewerFormat, Full, OSError.
     """
-    with closing(BucketScan(disk, folder)) as survey:
-        checkpoint, first = survey.checkpoint, min(survey.arrival_segments(), default=None)
+    with closing(BucketScan(disk, folder)) as scan:
+        checkpoint, first = scan.checkpoint, min(scan.arrival_segments(), default=None)
         if checkpoint is None or first is None or first >= checkpoint.spilled_offset:
             return []
-        if any(found.state.decision is Decision.REFUSE for found in survey.decisions()):
+        if any(found.state.decision is Decision.REFUSE for found in scan.decisions()):
             return []
-        damaged = {bucket.span for _, bucket in survey.buckets() if _is_end_damaged(survey, bucket, first)}
-        return _RepairRun(survey, checkpoint.identity).rebuild(checkpoint, damaged)
+        damaged = {bucket.span for _, bucket in scan.buckets() if _is_end_damaged(scan, bucket, first)}
+        return _RepairRun(scan, checkpoint.identity).rebuild(checkpoint, damaged)
 
 
-def _is_end_damaged(survey: BucketScan, bucket: Bucket, after: int) -> bool:
+def _is_end_damaged(scan: BucketScan, bucket: Bucket, after: int) -> bool:
     """Return whether a chunk that `Bucket.last_chunks` yields for `after` has a damaged head or damaged columns."""
-    with survey.files.opened(bucket.path) as file:
-        for part in bucket.last_chunks(file, after):
-            if isinstance(part, Corrupt):
+    with scan.files.opened(bucket.path) as file:
+        for chunk in bucket.last_chunks(file, after):
+            if isinstance(chunk, Corrupt):
                 return True
-            data = file.pread(part.columns_size, part.position + CHUNK_SIZE)
+            data = file.pread(chunk.columns_size, chunk.position + CHUNK_SIZE)
             try:
-                bucket.decode_columns(data, part)
+                bucket.decode_columns(data, chunk)
             except Corrupt:
                 return True
     return False
 
 
 class _RepairRun:
-    def __init__(self, survey: BucketScan, identity: StoreIdentity, dry_run: bool = False) -> None:
-        self.disk = survey.disk
-        self.survey = survey
-        self.folder = survey.folder
+    def __init__(self, scan: BucketScan, identity: StoreIdentity, dry_run: bool = False) -> None:
+        self.disk = scan.disk
+        self.scan = scan
+        self.folder = scan.folder
         self.identity = identity
         self.dry_run = dry_run
         self.done: list[RepairedFile] = []
@@ -335,7 +335,7 @@ class _RepairRun:
 
     def rebuild(self, checkpoint: BucketCheckpoint, damaged: Collection[TimeSpan]) -> list[RepairedFile]:
         """Rewrite each bucket of `damaged` whose lost messages are still in the arrival log; return what was done."""
-        for listed, bucket in self.survey.buckets():
+        for listed, bucket in self.scan.buckets():
             if bucket.span not in damaged or not self._repair_bucket(bucket, listed.count, is_start=True):
                 self.listed.append(listed)
         if self.done:
@@ -343,29 +343,29 @@ class _RepairRun:
         return self.done
 
     def run(self) -> list[RepairedFile]:
-        survey = self.survey
-        checkpoint = survey.checkpoint
+        scan = self.scan
+        checkpoint = scan.checkpoint
         if checkpoint is None:
             checkpoint = self._rebuild_checkpoint()
         else:
-            for found in survey.decisions():
+            for found in scan.decisions():
                 if found.state.decision is Decision.REFUSE and found.listed is not None:
                     path, note = filenames.join(self.folder, found.name), "removed from the checkpoint"
                     lost = found.listed.count
                     self.done.append(RepairedFile(path, lost=lost, reason="the file is missing", note=note))
-            for listed, bucket in survey.buckets():
+            for listed, bucket in scan.buckets():
                 if not self._repair_bucket(bucket, listed.count):
                     self.listed.append(ListedBucket(bucket.span, bucket.size, listed.count))
         if self.done and not self.dry_run:
-            if survey.fault is not None and self.disk.exists(survey.checkpoint_file.path):
-                keep_original(self.disk, survey.checkpoint_file.path)
+            if scan.fault is not None and self.disk.exists(scan.checkpoint_file.path):
+                keep_original(self.disk, scan.checkpoint_file.path)
             self._write_checkpoint(checkpoint)
         return self.done
 
     def _write_checkpoint(self, checkpoint: BucketCheckpoint) -> None:
         # `counted_offset` 0 makes the next start count the messages that are not pending any more.
         found = checkpoint._replace(buckets=sorted(self.listed), counted_offset=0)
-        self.survey.checkpoint_file.write(found)
+        self.scan.checkpoint_file.write(found)
 
     def _repair_bucket(self, bucket: Bucket, count: int, is_start: bool = False) -> bool:
         """Rewrite a bucket if it is damaged or does not have `count` messages.
@@ -374,13 +374,13 @@ class _RepairRun:
         lost messages can be rebuilt from the arrival log.
         """
         kept = sum(messages.length for messages in self._intact_messages(bucket, None))
-        size = self.survey.sizes[bucket_name(bucket.span)]
+        size = self.scan.sizes[bucket_name(bucket.span)]
         if not bucket.damage and kept == count and size >= bucket.size:
             return False
         lost = LostMessages()
-        for part in self.survey.chunks(bucket):
-            lost.add_damage(self.survey, bucket, part)
-        rebuilt = sum(messages.length for messages, _ in lost.rebuilt(self.survey, bucket.span))
+        for chunk in self.scan.chunks(bucket):
+            lost.add_damage(self.scan, bucket, chunk)
+        rebuilt = sum(messages.length for messages, _ in lost.rebuilt(self.scan, bucket.span))
         reason = bucket.damage[0].reason if bucket.damage else f"it has {kept} messages, not {count}"
         note = ""
         if is_start and not rebuilt:
@@ -397,14 +397,14 @@ class _RepairRun:
 
     def _rebuild_checkpoint(self) -> BucketCheckpoint:
         """Rebuild the checkpoint from the buckets; replace overlapping buckets by new buckets of their finest level."""
-        buckets = [bucket for _, bucket in self.survey.buckets()]
+        buckets = [bucket for _, bucket in self.scan.buckets()]
         offset, number = self._first_arrival()
         kept = lost = 0
         for group in _overlapping_groups(buckets):
             finest = min(bucket.span.exponent for bucket in group)
             found, damaged = self._repair_group(group, finest, number)
             kept, lost = kept + found, lost + damaged
-        fault = self.survey.fault
+        fault = self.scan.fault
         reason = fault.reason if fault is not None else ""
         remark = "rebuilt from the buckets; it may list delivered messages, which are not delivered again"
         if not buckets:
@@ -414,7 +414,7 @@ class _RepairRun:
                     f". The arrivals before offset {offset} were removed from their log: these messages were delivered,"
                     " or were in buckets that are lost, which cannot be told apart"
                 )
-        path = self.survey.checkpoint_file.path
+        path = self.scan.checkpoint_file.path
         self.done.append(RepairedFile(path, kept=kept, lost=lost, reason=reason, note=remark))
         return BucketCheckpoint(self.identity, offset, number, 0, ())
 
@@ -425,7 +425,7 @@ class _RepairRun:
         """
         if len(group) == 1:
             (bucket,) = group
-            every = sum(messages.length for messages in chunk_messages(bucket, self.survey.files))
+            every = sum(messages.length for messages in chunk_messages(bucket, self.scan.files))
             kept = sum(messages.length for messages in self._intact_messages(bucket, below))
             if not bucket.damage and every == kept and kept:
                 self.listed.append(ListedBucket(bucket.span, bucket.size, kept))
@@ -450,7 +450,7 @@ class _RepairRun:
 
     def _intact_messages(self, bucket: Bucket, below: int | None) -> Iterator[MessageColumns]:
         """Yield the intact messages of a bucket with numbers less than `below` (None: all); record the damage."""
-        for messages in chunk_messages(bucket, self.survey.files):
+        for messages in chunk_messages(bucket, self.scan.files):
             bad = checksum_failures(bytes(messages.data[0]), messages.sizes, messages.numbers)
             for index in bad:
                 what = f"a message is lost: number {messages.numbers[index]} fails its checksum"
@@ -479,7 +479,7 @@ class _RepairRun:
         # The new chunks get the arrival offset 0 (unknown), because their messages are from several chunks.
         writer = BucketWriter(self.disk, self.folder, None, to_span, self._new_bucket, 0)
         for bucket in group:
-            rebuilt = lost.rebuilt(self.survey, bucket.span) if lost is not None else ()
+            rebuilt = lost.rebuilt(self.scan, bucket.span) if lost is not None else ()
             for messages in chain(self._intact_messages(bucket, below), (found for found, _ in rebuilt)):
                 if len(group) > 1:
                     keep = bytes(number not in seen for number in messages.numbers)

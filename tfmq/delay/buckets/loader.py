@@ -75,11 +75,11 @@ class BucketLoader:
         changed: list[Turn] = []
         counted, spilled = self._buckets.counted_offset, self._buckets.spilled_number
 
-        def noted(header: ArrivalHeader, offset: int) -> None:
+        def add_changed(header: ArrivalHeader, offset: int) -> None:
             if offset >= counted:
                 changed.extend(turn for turn in map(Turn, *header.old_turns) if turn.number < spilled)
 
-        for batch in self.read_arrivals(from_offset, to_offset, noted):
+        for batch in self.read_arrivals(from_offset, to_offset, add_changed):
             low = batch.low if low is None else min(batch.low, low)
             if ABSOLUTE_FLAG in batch.absolute:
                 first, ahead_ms = batch.first_number, batch.ahead_ms
@@ -100,12 +100,12 @@ class BucketLoader:
     ) -> Iterator[ArrivalBatch]:
         """Yield the undamaged batches between these offsets. Damage is logged and passed to `on_damage`."""
 
-        def tell(error: Corrupt) -> None:
+        def report_damage(error: Corrupt) -> None:
             log.logger.error("delayed messages are lost because the arrival log is damaged: %s", error)
             if on_damage is not None:
                 on_damage(error)
 
-        return log.read_batches(self._log, from_offset, to_offset, on_damage=tell, on_header=on_header)
+        return log.read_batches(self._log, from_offset, to_offset, on_damage=report_damage, on_header=on_header)
 
     def _rows_of_batch(
         self, batch: ArrivalBatch, area: LoadRange, pending: PendingFilter, keys: LogFilter | None
@@ -153,10 +153,10 @@ def merge_rows(found: Sequence[WheelRows], after: Turn, before: Turn, rows_max: 
     turns.sort()
     more = Turn(*turns[rows_max][:2]) if len(turns) > rows_max else None
     del turns[rows_max:]
-    part = RowColumns(array("Q"), array("Q"), array("Q"), bytearray())
+    columns = RowColumns(array("Q"), array("Q"), array("Q"), bytearray())
     for due, number, which, row in turns:
-        part.dues.append(due)
-        part.numbers.append(number)
-        part.locators.append(found[which].locators[row])
-        part.flags.append(found[which].tags[row] & ABSOLUTE)
-    return part, more
+        columns.dues.append(due)
+        columns.numbers.append(number)
+        columns.locators.append(found[which].locators[row])
+        columns.flags.append(found[which].tags[row] & ABSOLUTE)
+    return columns, more

@@ -44,8 +44,8 @@ def recover_buckets(
     checkpoint_file = BucketCheckpointFile(disk, folder)
     checkpoint = checkpoint_file.read()
     if checkpoint is None:
-        decided = decide_files((), file_sizes(disk, folder))
-        if unlisted := [each.name for each in decided if each.state is FileState.UNLISTED]:
+        files = decide_files((), file_sizes(disk, folder))
+        if unlisted := [each.name for each in files if each.state is FileState.UNLISTED]:
             # A new checkpoint would not list these buckets, so their files would be deleted.
             what = f"the checkpoint of {len(unlisted)} buckets, such as {unlisted[0]}, is missing: {REPAIR_HINT}"
             raise Corrupt(checkpoint_file.path, 0, 0, what)

@@ -112,14 +112,14 @@ class BucketStore:
         with self._set_lock:
             if self._index.covering(bucket.span.start) is bucket:
                 self._set_live(each for each in self._index.all if each is not bucket)
-                self._obsolete[bucket.span] = ObsoleteBucket(bucket, is_listed=True, is_held=False)
+                self._obsolete[bucket.span] = ObsoleteBucket(bucket, is_listed=True, has_locators=False)
 
     def release(self, bucket: Bucket) -> None:
         """Allow the next `commit` to delete a split bucket's file. Call this when no locator in memory refers to it."""
         with self._set_lock:
             entry = self._obsolete.get(bucket.span)
             if entry is not None and entry.bucket is bucket:
-                entry.is_held = False
+                entry.has_locators = False
 
     # Reads
 
@@ -205,12 +205,12 @@ class BucketStore:
         with self._write_lock:
             self._require_writable()
             with self._set_lock:
-                held = any(
+                has_unreleased = any(
                     span.exponent < bucket.span.exponent and span.start in bucket.span
                     for span in self._unlisted_spans()
                 )
                 counts = self._index.covering(bucket.span.start) is bucket
-            if held or not counts or bucket.span.exponent == FINEST_LEVEL:
+            if has_unreleased or not counts or bucket.span.exponent == FINEST_LEVEL:
                 return None
             exponent = finer_level(bucket.span.exponent)
             additions = self._new_writer(lambda due: span_of(due, exponent), self.spilled_offset)
@@ -329,7 +329,7 @@ class BucketStore:
             live_buckets = {live.span: live for live in self._index.all if live is not split}
             self._set_live((live_buckets | {each.bucket.span: each.bucket for each in growth}).values())
             if split is not None:
-                self._obsolete[split.span] = ObsoleteBucket(split, is_listed=False, is_held=True)
+                self._obsolete[split.span] = ObsoleteBucket(split, is_listed=False, has_locators=True)
             for span in omitted:
                 if span not in rows and span in self._obsolete:
                     self._obsolete[span].is_listed = False
@@ -348,8 +348,8 @@ class BucketStore:
 
     def _remove_obsolete_files(self) -> None:
         with self._set_lock:
-            gone = [e.bucket for e in self._obsolete.values() if not e.is_listed and not e.is_held]
-        for bucket in gone:
+            removable = [e.bucket for e in self._obsolete.values() if not e.is_listed and not e.has_locators]
+        for bucket in removable:
             try:
                 self._delete_file(bucket)
             except Full:
@@ -463,7 +463,7 @@ class ObsoleteBucket:
     bucket: Bucket
     is_listed: bool
     """Whether the durable checkpoint lists the bucket, so that its file must exist."""
-    is_held: bool
+    has_locators: bool
     """Whether the bucket was split and locators in memory still refer to it."""
 
 

@@ -299,17 +299,17 @@ def pending_rows(columns: ChunkColumns, pending: PendingFilter, keys: LogFilter 
         if keys is not None and not keys(key):
             continue
         mine = b"\1" * len(dues) if alone else bytes(map(index.__eq__, targets))
-        of_dues = dues if alone else array("Q", compress(dues, mine))
-        if not len(of_dues):
+        own_dues = dues if alone else array("Q", compress(dues, mine))
+        if not len(own_dues):
             continue
-        answer = pending(key, of_dues, numbers if alone else array("Q", compress(numbers, mine)))
-        if answer is True:
-            answer = b"\1" * len(of_dues)
-        if answer is False:
+        is_pending = pending(key, own_dues, numbers if alone else array("Q", compress(numbers, mine)))
+        if is_pending is True:
+            is_pending = b"\1" * len(own_dues)
+        if is_pending is False:
             continue
         if alone:
-            return bytes(map(bool, answer))
-        for row, kept in zip(compress(range(len(dues)), mine), answer, strict=True):
+            return bytes(map(bool, is_pending))
+        for row, kept in zip(compress(range(len(dues)), mine), is_pending, strict=True):
             keep[row] = bool(kept)
     return keep
 
@@ -326,19 +326,19 @@ def chunk_messages(
     bucket to which the caller writes them. Raises NewerFormat, OSError.
     """
     with files.opened(bucket.path) as file:
-        for part in bucket.chunks(file):
-            if isinstance(part, Corrupt):
-                bucket.record_damage(part)
+        for chunk in bucket.chunks(file):
+            if isinstance(chunk, Corrupt):
+                bucket.record_damage(chunk)
                 continue
-            data = memoryview(file.pread(part.size, part.position))
+            data = memoryview(file.pread(chunk.size, chunk.position))
             try:
-                columns = bucket.decode_columns(data[CHUNK_SIZE : CHUNK_SIZE + part.columns_size], part)
+                columns = bucket.decode_columns(data[CHUNK_SIZE : CHUNK_SIZE + chunk.columns_size], chunk)
             except Corrupt as error:
                 bucket.record_damage(error)
                 continue
             # If the file ends inside the chunk, zeros replace the missing records, which then fail their checksums.
-            records = bytes(data[CHUNK_SIZE + part.columns_size :])
-            records = records.ljust(part.next_position - part.records_position, b"\0")
+            records = bytes(data[CHUNK_SIZE + chunk.columns_size :])
+            records = records.ljust(chunk.next_position - chunk.records_position, b"\0")
             dues, numbers, targets, sizes, flags, _, table = columns
             messages = MessageColumns(dues, numbers, targets, sizes, flags, table, [records])
             keep = b"" if pending is None else pending_rows(columns, pending)
@@ -349,11 +349,11 @@ def chunk_messages(
 
 
 def next_to_split(
-    named: Sequence[Bucket], following: Bucket | None, horizon: int, wait: Container[TimeSpan]
+    named: Sequence[Bucket], following: Bucket | None, window_end: int, wait: Container[TimeSpan]
 ) -> Bucket | None:
     """Return the bucket to split next: `following` if `named` has it, else the first of `named`; None if there is none.
 
-    Buckets are left out if they end before `horizon` (the end of the memory window), or if `wait` has their spans.
+    Buckets are left out if they end before `window_end`, that of the memory window, or if `wait` has their spans.
     """
-    left = [bucket for bucket in named if bucket.span.end > horizon and bucket.span not in wait]
-    return following if following in left else next(iter(left), None)
+    remaining = [bucket for bucket in named if bucket.span.end > window_end and bucket.span not in wait]
+    return following if following in remaining else next(iter(remaining), None)
