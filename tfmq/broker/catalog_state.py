@@ -217,7 +217,7 @@ class CatalogState:
         del self.topics[incarnation]
         for group in self.groups.values():
             self._count(group, -1)
-            group.offsets = {key: place for key, place in group.offsets.items() if key[0] != incarnation}
+            group.offsets = {key: offset for key, offset in group.offsets.items() if key[0] != incarnation}
             group.owners = {key: owner for key, owner in group.owners.items() if key[0] != incarnation}
             group.released = {key for key in group.released if key[0] != incarnation}
             self._count(group)
@@ -243,10 +243,10 @@ class CatalogState:
                     row.released.discard((incarnation, partition))
         self._count(row)
 
-    def _owners_expired(self, group: str, marks: Sequence[Sequence[Any]]) -> None:
-        """Set whether owners have expired. Each mark is (incarnation, partition, generation of the owner, expired)."""
+    def _owners_expired(self, group: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Set whether owners have expired. Each row is (incarnation, partition, generation of the owner, expired)."""
         owners = self.groups[group].owners if group in self.groups else {}
-        for incarnation, partition, generation, expired in marks:
+        for incarnation, partition, generation, expired in rows:
             owner = owners.get((incarnation, partition))
             if owner is not None and owner.generation == generation:
                 session_ms = abs(owner.session_ms)

@@ -151,7 +151,7 @@ class ReadAhead:
             done(ahead, None)
             return
         self.clear()
-        life = self._generation
+        generation = self._generation
         read = partial(self._record_reader.read, wanted.locators, wanted.numbers, SLICE_BYTES_MAX)
         if len(rows) < READ_AHEAD_ROWS_MIN:
             try:
@@ -170,7 +170,7 @@ class ReadAhead:
             if found is None:
                 # A record after those of `wanted` may have caused the error. So read again, but only those of `wanted`.
                 self._run(read, done)
-            elif life != self._generation:
+            elif generation != self._generation:
                 done(found[: len(wanted.numbers)], None)
             else:
                 self._read_rows, self._records = whole, found

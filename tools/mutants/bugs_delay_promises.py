@@ -316,8 +316,8 @@ _ORDER: Final = (
         "unreadable-message-delays-the-rest",
         "a message that cannot be read does not delay messages that are due before it",
         "tfmq/delay/record_reader.py",
-        "                self._run(read, done)\n            elif life",
-        "                done(None, error)\n            elif life",
+        "                self._run(read, done)\n            elif generation",
+        "                done(None, error)\n            elif generation",
         ["tests/delay/test_record_reader.py", "tests/delay/test_target_queue.py"],
     ),
     Mutant(
