@@ -47,7 +47,7 @@ PRODUCER: Final = (
         "later-sends-overtake-in-a-topic-made-anew",
         "batches that were in flight to a deleted topic are stored in the new one before later ones",
         "tfmq/client/send/accumulator.py",
-        "                stream.state, before.replacement = SenderState.BLOCKED, stream\n",
+        "                sender.state, former.replacement = SenderState.BLOCKED, sender\n",
         "                pass\n",
         [
             "tests/client/send/test_partition_sender.py::test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later"
@@ -58,13 +58,13 @@ PRODUCER: Final = (
         "requests that are sent again keep their order",
         "tfmq/client/connection/connection.py",
         (
-            "        for call in list(self._pending.values()):\n"
-            "            self._send(call)\n"
+            "        for pending in list(self._pending.values()):\n"
+            "            self._send(pending)\n"
             "        for listener in self.on_ready:\n"
         ),
         (
-            "        for call in reversed(list(self._pending.values())):\n"
-            "            self._send(call)\n"
+            "        for pending in reversed(list(self._pending.values())):\n"
+            "            self._send(pending)\n"
             "        for listener in self.on_ready:\n"
         ),
         [LINK, STREAM],
@@ -74,8 +74,8 @@ PRODUCER: Final = (
         "a send survives a broken connection",
         "tfmq/client/connection/connection.py",
         (
-            "        for call in list(self._pending.values()):\n"
-            "            self._send(call)\n"
+            "        for pending in list(self._pending.values()):\n"
+            "            self._send(pending)\n"
             "        for listener in self.on_ready:\n"
         ),
         "        for listener in self.on_ready:\n",
@@ -96,8 +96,8 @@ PRODUCER: Final = (
         "unrepeatable-call-repeated",
         "a request that must not be repeated is not sent twice",
         "tfmq/client/connection/connection.py",
-        "        for call in [each for each in self._pending.values() if each.sent and not each.repeat]:\n",
-        "        for call in []:\n",
+        "        for pending in [each for each in self._pending.values() if each.sent and not each.repeat]:\n",
+        "        for pending in []:\n",
         [LINK],
     ),
     Mutant(
@@ -120,7 +120,7 @@ PRODUCER: Final = (
         "old-id-used-after-its-successor",
         "a partition sender continues with its successor id",
         "tfmq/client/send/partition_sender.py",
-        "            self._restart(call.reply.successor_id)\n",
+        "            self._restart(pending.reply.successor_id)\n",
         "            self._restart(self.producer_id)\n",
         [STREAM],
     ),

@@ -37,14 +37,8 @@ _WAY: Final = (
         "local-begin-repeated-over-a-new-connection",
         "a local transaction ends with the connection that it was begun on",
         "tfmq/client/transaction/pipeline.py",
-        (
-            "            call = yield from request_until_not_busy(self._link, request, until=until, in_backgr"
-            "ound=True, repeat=named)\n"
-        ),
-        (
-            "            call = yield from request_until_not_busy(self._link, request, until=until, in_backgr"
-            "ound=True, repeat=True)\n"
-        ),
+        "                self._link, request, until=until, in_background=True, repeat=named\n",
+        "                self._link, request, until=until, in_background=True, repeat=True\n",
         [PIPELINE, CORE, ENDING],
     ),
     Mutant(
@@ -59,8 +53,8 @@ _WAY: Final = (
         "pipeline-s-stream-given-back-with-a-flight",
         "a producer id is used again only if all of its requests were acknowledged",
         "tfmq/client/transaction/pipeline.py",
-        "        if stream is not None and not self._in_flight and self.failure is None:\n",
-        "        if stream is not None:\n",
+        "        if producer_sequence is not None and not self._in_flight and self.failure is None:\n",
+        "        if producer_sequence is not None:\n",
         [PIPELINE, CORE, ENDING],
     ),
     Mutant(
@@ -75,8 +69,8 @@ _WAY: Final = (
         "stream-used-after-the-broker-forgot-it",
         "a producer id that the broker may have forgotten is not used again",
         "tfmq/client/transaction/pipeline.py",
-        "            if stream.used_at > oldest:\n",
-        "            if stream.used_at <= stream.used_at or oldest:\n",
+        "            if producer_sequence.used_at > oldest:\n",
+        "            if producer_sequence.used_at <= producer_sequence.used_at or oldest:\n",
         [STREAMS],
     ),
     Mutant(
@@ -84,12 +78,12 @@ _WAY: Final = (
         "the sequences of a transaction have no gap",
         "tfmq/client/transaction/pipeline.py",
         (
-            "                batch.assign_sequence(stream.producer_id, stream.sequence)\n"
-            "                stream.sequence += batch.count\n"
+            "                batch.assign_sequence(producer_sequence.producer_id, producer_sequence.sequence)\n"
+            "                producer_sequence.sequence += batch.count\n"
         ),
         (
-            "                batch.assign_sequence(stream.producer_id, stream.sequence)\n"
-            "                stream.sequence += 1\n"
+            "                batch.assign_sequence(producer_sequence.producer_id, producer_sequence.sequence)\n"
+            "                producer_sequence.sequence += 1\n"
         ),
         [STREAMS, PIPELINE, CORE, ENDING],
     ),
@@ -148,9 +142,9 @@ _BESIDE: Final = (
         "check-that-raises-rolls-back",
         "a check that raises decides nothing",
         "tfmq/client/transaction/check_back.py",
-        '            log.exception("The check of transaction %s raised; it is called again later.", asked.xid)\n'
+        '            log.exception("The check of transaction %s raised; it is called again later.", in_doubt.xid)\n'
         "            continue\n",
-        '            log.exception("The check of transaction %s raised; it is called again later.", asked.xid)\n'
+        '            log.exception("The check of transaction %s raised; it is called again later.", in_doubt.xid)\n'
         '            return "rollback"\n',
         [CHECKS],
     ),
@@ -174,7 +168,7 @@ _BESIDE: Final = (
         "checks-end-with-an-outage",
         "checks continue when the broker is back",
         "tfmq/client/transaction/check_back.py",
-        "            told = error.code\n            yield Wait((), PAUSE_SECONDS)\n",
+        "            logged_code = error.code\n            yield Wait((), PAUSE_SECONDS)\n",
         "            return\n",
         [CHECKS],
     ),

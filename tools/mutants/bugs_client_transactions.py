@@ -209,7 +209,7 @@ _REQUESTS: Final = (
         "frame-s-stream-keeps-its-sequence",
         "the sequences of a transaction have no gap",
         "tfmq/client/transaction/commit.py",
-        "        stream.sequence += sum([batch.count for batch in batches])\n",
+        "        producer_sequence.sequence += sum([batch.count for batch in batches])\n",
         "",
         [ENDING, CORE, PIPELINE],
     ),
@@ -217,27 +217,30 @@ _REQUESTS: Final = (
         "frame-numbered-as-the-last-one",
         "each transaction of a producer id has its own number",
         "tfmq/client/transaction/commit.py",
-        ("                stream = yield from streams.lease_new(until)\n            stream.number += 1\n"),
-        ("                stream = yield from streams.lease_new(until)\n            stream.number = 1\n"),
+        (
+            "                producer_sequence = yield from pool.lease_new(until)\n"
+            "            producer_sequence.number += 1\n"
+        ),
+        (
+            "                producer_sequence = yield from pool.lease_new(until)\n"
+            "            producer_sequence.number = 1\n"
+        ),
         [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "strange-stream-believed-after-a-repeat",
         "a frame that may have been stored is not sent again under another producer id",
         "tfmq/client/transaction/commit.py",
-        (
-            "    return isinstance(call.error, SequenceGap) or (isinstance(call.error, SEQUENCE_ERRORS) and c"
-            "all.send_count == 1)\n"
-        ),
-        "    return isinstance(call.error, SequenceGap) or (isinstance(call.error, SEQUENCE_ERRORS))\n",
+        "        isinstance(pending.error, SEQUENCE_ERRORS) and pending.send_count == 1\n",
+        "        isinstance(pending.error, SEQUENCE_ERRORS)\n",
         [ENDING, CORE, PIPELINE],
     ),
     Mutant(
         "unknown-commit-called-rolled-back",
         "a transaction that a repeated commit does not find may have been committed by the first attempt",
         "tfmq/client/transaction/commit.py",
-        "isinstance(call.error, UnknownTransaction) and",
-        "isinstance(call.error, UnknownTransaction) or False and",
+        "isinstance(pending.error, UnknownTransaction) and",
+        "isinstance(pending.error, UnknownTransaction) or False and",
         [ENDING, CORE, PIPELINE],
     ),
     Mutant(
@@ -309,16 +312,16 @@ _REQUESTS: Final = (
         "busy-broker-asked-without-end",
         "a step ends at its time-out, however busy the broker is",
         "tfmq/client/connection/requests.py",
-        "        if not isinstance(call.error, Busy) or link.now() + backoff.seconds >= until:\n",
-        "        if not isinstance(call.error, Busy):\n",
+        "        if not isinstance(pending.error, Busy) or link.now() + backoff.seconds >= until:\n",
+        "        if not isinstance(pending.error, Busy):\n",
         [ASKING],
     ),
     Mutant(
         "cancelled-wait-leaves-its-call",
         "a cancelled wait leaves no call",
         "tfmq/client/connection/requests.py",
-        ("                yield Wait((call,))\n        finally:\n            link.abandon(call)\n"),
-        ("                yield Wait((call,))\n        finally:\n            pass\n"),
+        ("                yield Wait((pending,))\n        finally:\n            link.abandon(pending)\n"),
+        ("                yield Wait((pending,))\n        finally:\n            pass\n"),
         [ASKING, CORE, ENDING, PIPELINE],
     ),
 )

@@ -280,8 +280,8 @@ SENDING: Final = (
         "numbered-send-not-fsynced",
         "a numbered send is durable when it returns",
         "tfmq/client/send/idempotent_send.py",
-        "    request = commands.Produce(*place, commands.ACKS_SYNCED, encoded.blocks)",
-        "    request = commands.Produce(*place, 1, encoded.blocks)",
+        "    request = commands.Produce(*fields, commands.ACKS_SYNCED, encoded.blocks)",
+        "    request = commands.Produce(*fields, 1, encoded.blocks)",
         [NUMBERED, REDRIVE],
     ),
 )

@@ -20,8 +20,8 @@ DELAYED_SENDS: Final = (
         "delay-not-renewed-after-a-reconnect",
         "a request whose content depends on the time is encoded again each time it is sent",
         "tfmq/client/connection/connection.py",
-        "        if call.update is not None:\n",
-        "        if call.update is not None and not call.send_count:\n",
+        "        if pending.update is not None:\n",
+        "        if pending.update is not None and not pending.send_count:\n",
         [LINK, DELAYS],
     ),
     Mutant(
@@ -52,8 +52,8 @@ DELAYED_SENDS: Final = (
         "due-lost-in-a-transaction-of-one-frame",
         "delayed messages of a transaction wait for their due time, however small it is",
         "tfmq/client/transaction/commit.py",
-        "commands.TransactionBatch(*place, encoded.blocks, batch.due_field)",
-        "commands.TransactionBatch(*place, encoded.blocks, None)",
+        "commands.TransactionBatch(*fields, encoded.blocks, batch.due_field)",
+        "commands.TransactionBatch(*fields, encoded.blocks, None)",
         ["tests/client/transaction/test_transaction.py"],
     ),
     Mutant(
@@ -74,8 +74,8 @@ DELAYED_SENDS: Final = (
         "one-hole-after-the-other-for-a-gone-topic",
         "batches for a deleted topic are replaced by one gap, however many they are",
         "tfmq/client/send/partition_sender.py",
-        "        strays = self._batches_of_deleted_topics(self.in_flight)\n",
-        "        strays = self._batches_of_deleted_topics([])\n",
+        "        sent = self._batches_of_deleted_topics(self.in_flight)\n",
+        "        sent = self._batches_of_deleted_topics([])\n",
         [DELAYS],
     ),
     Mutant(

@@ -26,8 +26,8 @@ OPERATING: Final = (
         "a-repeated-deletion-deleted-nothing",
         "a deletion whose first reply was lost returns True",
         "tfmq/client/admin/admin.py",
-        "        return bool(call.result().deleted) or call.send_count > 1\n",
-        "        return bool(call.result().deleted)\n",
+        "        return bool(pending.result().deleted) or pending.send_count > 1\n",
+        "        return bool(pending.result().deleted)\n",
         [ASKED],
     ),
     Mutant(

@@ -118,8 +118,8 @@ SPARK_SINK: Final = (
         "slow-commit-is-given-up",
         ONCE,
         "tfmq/client/transaction/commit_group.py",
-        "        if not isinstance(call.error, TimedOut):\n",
-        "        if call.done:\n",
+        "        if not isinstance(pending.error, TimedOut):\n",
+        "        if pending.done:\n",
         [PART],
     ),
     # Tasks

@@ -248,7 +248,7 @@ def test_what_cannot_be_kept_says_whether_the_broker_may_have_it(
         if done is None:
             broker.stop()
             broker.fail_next("connect", tfmq.ConnectionFailed)
-            sender._core.store_and_forward._partitions[TOPIC, 1]._stream = None  # so it has nothing to be sent by
+            sender._core.store_and_forward._partitions[TOPIC, 1]._producer = None  # so it has nothing to be sent by
         else:
             broker.fail_next("send", tfmq.StorageStopped, done=done)
         with pytest.raises(tfmq.Busy) as caught:

@@ -165,10 +165,10 @@ class AdminCore:
         # The request names the incarnation, so that a repeated request cannot delete a re-created topic of this name.
         # If the request was sent again, the first attempt may have deleted the topic: then the result is True.
         topic = yield from self._current_topic(name)
-        call = self._link.send_request(commands.DeleteTopic(name, topic.incarnation), seconds=self._seconds)
-        yield from wait_for_reply(self._link, call)
+        pending = self._link.send_request(commands.DeleteTopic(name, topic.incarnation), seconds=self._seconds)
+        yield from wait_for_reply(self._link, pending)
         self._metadata.invalidate(name)
-        return bool(call.result().deleted) or call.send_count > 1
+        return bool(pending.result().deleted) or pending.send_count > 1
 
     def resume(self, topic: str, partition: int) -> Operation[str]:
         """Resume a partition that a disk failure has stopped. Returns its state: "open", "damaged" or "stopped"."""

@@ -134,9 +134,9 @@ def reschedule_delayed_message(
     def renew(message: RescheduleDelayed) -> RescheduleDelayed:
         return message._replace(due=remaining_due(due, called_at, link.now()))
 
-    call = link.send_request(RescheduleDelayed(check_handle(handle), due), seconds=seconds, update=renew)
-    yield from wait_for_reply(link, call)
-    reply = call.result()
+    pending = link.send_request(RescheduleDelayed(check_handle(handle), due), seconds=seconds, update=renew)
+    yield from wait_for_reply(link, pending)
+    reply = pending.result()
     return Rescheduled(str(reply.state), reply.handle)
 
 

@@ -243,30 +243,30 @@ class ClientConnection:
         while number == 0 or number in self._pending:
             number = next(self._correlation_ids) % _CORRELATION_IDS
         command = BY_REQUEST[type(request)]
-        call = PendingRequest(request, command, body, number, deadline, repeat, in_background, wants_reply, update)
+        pending = PendingRequest(request, command, body, number, deadline, repeat, in_background, wants_reply, update)
         if self.state == READY:
-            self._send(call)
+            self._send(pending)
         elif self.state == ConnectionState.DOWN and self.connection_count and not self._pending:
             # This is the only waiting request. After many failed attempts the pause may be long: shorten it.
             self._attempts = 0
             self._retry_at = min(self._retry_at, self.now() + BACK_OFF_SECONDS)
-        self._pending[call.correlation_id] = call
+        self._pending[pending.correlation_id] = pending
         self.background_requests += in_background
         if deadline != NEVER:
-            heapq.heappush(self._deadlines, (deadline, call.correlation_id, call))
-        return call
+            heapq.heappush(self._deadlines, (deadline, pending.correlation_id, pending))
+        return pending
 
-    def abandon(self, call: PendingRequest, error: TfmqError | None = None) -> None:
+    def abandon(self, pending: PendingRequest, error: TfmqError | None = None) -> None:
         """Fail the request with `error` (default: `Abandoned`). Its reply will be ignored."""
-        if not call.done:
-            self._fail(call, error or Abandoned(outcome=UNKNOWN if call.sent else NOT_DONE))
+        if not pending.done:
+            self._fail(pending, error or Abandoned(outcome=UNKNOWN if pending.sent else NOT_DONE))
 
     def close(self, error: TfmqError | None = None) -> None:
         self.state = ConnectionState.CLOSED
         self.output.clear()
-        for call in list(self._pending.values()):
-            outcome = UNKNOWN if call.sent else NOT_DONE
-            self._fail(call, error or Abandoned("The client was closed before the reply arrived.", outcome=outcome))
+        for pending in list(self._pending.values()):
+            outcome = UNKNOWN if pending.sent else NOT_DONE
+            self._fail(pending, error or Abandoned("The client was closed before the reply arrived.", outcome=outcome))
 
     # Used by drivers
 
@@ -290,12 +290,12 @@ class ClientConnection:
         """Fail requests past their deadline. Raises ConnectionFailed if the HELLO reply is late; disconnect then."""
         now = self.now()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
-            call = heapq.heappop(self._deadlines)[2]
-            if not call.done:
-                error: TfmqError = call.timeout_error(self.server)
+            pending = heapq.heappop(self._deadlines)[2]
+            if not pending.done:
+                error: TfmqError = pending.timeout_error(self.server)
                 if self.state == ConnectionState.DOWN and self.last_error is not None:
                     error = ConnectionFailed(self.last_error.sentence, outcome=error.outcome)
-                self._fail(call, error)
+                self._fail(pending, error)
         if self.state == ConnectionState.GREETING and now >= self._hello_deadline:
             raise ConnectionFailed(
                 f"{self.server} accepted the connection but did not reply to HELLO in {HELLO_TIMEOUT_SECONDS:g} s:"
@@ -337,9 +337,9 @@ class ClientConnection:
             size -= len(first)
             output.popleft()
         while self._complete_when_written and self._complete_when_written[0][0] <= self._written_bytes:
-            call = self._complete_when_written.popleft()[1]
-            if not call.done:
-                self._complete(call)
+            pending = self._complete_when_written.popleft()[1]
+            if not pending.done:
+                self._complete(pending)
 
     def disconnected(self, error: BaseException | None = None) -> None:
         """Note that the connection was lost or could not be opened. Fail the requests that must not be sent again."""
@@ -351,8 +351,8 @@ class ClientConnection:
         self._complete_when_written.clear()
         failed = self.last_error = connection_error(error, self.server, self.servers, was_connected)
         now = self.now()
-        for call in [each for each in self._pending.values() if each.sent and not each.repeat]:
-            self._fail(call, ConnectionFailed(failed.sentence, outcome=UNKNOWN))
+        for pending in [each for each in self._pending.values() if each.sent and not each.repeat]:
+            self._fail(pending, ConnectionFailed(failed.sentence, outcome=UNKNOWN))
         self._server_index += 1
         if was_ready and self._got_response:
             self._attempts, self._trying_since, self._retry_at = 0, None, now
@@ -368,11 +368,11 @@ class ClientConnection:
         too_long = not self.connection_count and now - (self._trying_since or now) >= self.first_connect_timeout
         if too_long or (isinstance(error, TfmqError) and not error.retriable):
             self._trying_since = None
-            for call in list(self._pending.values()):
-                outcome = UNKNOWN if call.sent else NOT_DONE
+            for pending in list(self._pending.values()):
+                outcome = UNKNOWN if pending.sent else NOT_DONE
                 failure = type(failed)(failed.sentence, outcome=outcome)
                 failure.__cause__ = failed.__cause__
-                self._fail(call, failure)
+                self._fail(pending, failure)
             return
         if rounds == SILENT_ATTEMPTS and not self.connection_count and isinstance(error, ConnectionRefusedError):
             addresses = join_addresses(self.servers)
@@ -385,14 +385,14 @@ class ClientConnection:
                 self.output.append(view)
                 self._queued_bytes += view.nbytes
 
-    def _send(self, call: PendingRequest) -> None:
-        if call.update is not None:
-            call.request = call.update(call.request)
-        self._queue(encode([call.command.code, call.correlation_id, *call.request], *call.body))
-        call.sent = True
-        call.send_count += 1
-        if not call.wants_reply:
-            self._complete_when_written.append((self._queued_bytes, call))
+    def _send(self, pending: PendingRequest) -> None:
+        if pending.update is not None:
+            pending.request = pending.update(pending.request)
+        self._queue(encode([pending.command.code, pending.correlation_id, *pending.request], *pending.body))
+        pending.sent = True
+        pending.send_count += 1
+        if not pending.wants_reply:
+            self._complete_when_written.append((self._queued_bytes, pending))
 
     def _process_frame(self, frame: Frame) -> None:
         header = frame.header
@@ -402,23 +402,25 @@ class ClientConnection:
         if self.state == ConnectionState.GREETING:
             self._process_hello(header)
             return
-        call = self._pending.get(correlation)
-        if call is None:
+        pending = self._pending.get(correlation)
+        if pending is None:
             if kind < 0 and correlation == 0:
                 # No request has correlation id 0, so the error concerns the connection.
                 raise error_from_reply(header)
             return
         self._got_response = True
         if kind < 0:
-            self._fail(call, error_from_reply(header))
+            self._fail(pending, error_from_reply(header))
             return
         try:
-            call.reply = call.command.reply.decode(header, call.command.name, 2)
+            pending.reply = pending.command.reply.decode(header, pending.command.name, 2)
         except TfmqError as error:
-            self._fail(call, BadFrame(f"The reply to {call.command.name} cannot be read: {error}", outcome=UNKNOWN))
+            self._fail(
+                pending, BadFrame(f"The reply to {pending.command.name} cannot be read: {error}", outcome=UNKNOWN)
+            )
             return
-        call.reply_body = frame.body
-        self._complete(call)
+        pending.reply_body = frame.body
+        self._complete(pending)
 
     def _process_hello(self, header: list[Any]) -> None:
         if header[0] < 0:
@@ -432,18 +434,18 @@ class ClientConnection:
         self.connection_count += 1
         self._hello_deadline = NEVER
         self._decoder.frame_bytes = max(limits.FRAME_BYTES, self.limits["frame_bytes"])
-        for call in list(self._pending.values()):
-            self._send(call)
+        for pending in list(self._pending.values()):
+            self._send(pending)
         for listener in self.on_ready:
             listener(self)
 
-    def _complete(self, call: PendingRequest) -> None:
+    def _complete(self, pending: PendingRequest) -> None:
         # A request that is not in `_pending` was sent before a fork, and belongs to the parent process.
-        if self._pending.get(call.correlation_id) is call:
-            del self._pending[call.correlation_id]
-            self.background_requests -= call.in_background
-        call.complete()
+        if self._pending.get(pending.correlation_id) is pending:
+            del self._pending[pending.correlation_id]
+            self.background_requests -= pending.in_background
+        pending.complete()
 
-    def _fail(self, call: PendingRequest, error: TfmqError) -> None:
-        call.error = error
-        self._complete(call)
+    def _fail(self, pending: PendingRequest, error: TfmqError) -> None:
+        pending.error = error
+        self._complete(pending)

@@ -34,11 +34,13 @@ def request_with_retries(
     `Busy` and `while_busy` is false. `in_background`: no caller waits, so the background thread reads the reply. The
     broker may execute the request more than once, so use this only for requests that may safely be repeated.
     """
-    call = yield from call_with_retries(link, request, until=until, in_background=in_background, while_busy=while_busy)
-    return call.reply
+    pending = yield from send_with_retries(
+        link, request, until=until, in_background=in_background, while_busy=while_busy
+    )
+    return pending.reply
 
 
-def call_with_retries(
+def send_with_retries(
     link: ClientConnection,
     request: Any,
     *body: Buffer,
@@ -50,18 +52,18 @@ def call_with_retries(
     backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
     while True:
         seconds = max(0.0, min(ATTEMPT_TIMEOUT_SECONDS, until - link.now()))
-        call = link.send_request(request, *body, seconds=seconds, in_background=in_background)
+        pending = link.send_request(request, *body, seconds=seconds, in_background=in_background)
         try:
-            while not call.done:
-                yield Wait((call,))
-            call.result()
-            return call
+            while not pending.done:
+                yield Wait((pending,))
+            pending.result()
+            return pending
         except TfmqError as error:
             give_up = not error.retriable or not link.connection_count or (isinstance(error, Busy) and not while_busy)
             if give_up or link.now() + backoff.seconds >= until:
                 raise
         finally:
-            link.abandon(call)
+            link.abandon(pending)
         yield Wait((), backoff.advance())
 
 
@@ -124,20 +126,20 @@ def request(
     repeat: bool = True,
 ) -> Operation[Any]:
     """Send one request and return its reply. The arguments are those of `ClientConnection.send_request`."""
-    call = link.send_request(message, *body, seconds=seconds, repeat=repeat)
-    yield from wait_for_reply(link, call)
-    return call.result()
+    pending = link.send_request(message, *body, seconds=seconds, repeat=repeat)
+    yield from wait_for_reply(link, pending)
+    return pending.result()
 
 
-def wait_for_reply(link: ClientConnection, *calls: PendingRequest) -> Operation[None]:
-    """Wait until all of `calls` are done. If this operation is cancelled before, abandon the requests."""
+def wait_for_reply(link: ClientConnection, *requests: PendingRequest) -> Operation[None]:
+    """Wait until all of `requests` are done. If this operation is cancelled before, abandon the requests."""
     try:
-        for call in calls:
-            while not call.done:
-                yield Wait((call,))
+        for pending in requests:
+            while not pending.done:
+                yield Wait((pending,))
     finally:
-        for call in calls:
-            link.abandon(call)
+        for pending in requests:
+            link.abandon(pending)
 
 
 def wait_for_all(futures: Sequence[Future], seconds: float | None, link: ClientConnection) -> Operation[bool]:
@@ -166,11 +168,11 @@ def fetch_topics(
     `create`: create missing topics if the broker allows that. `retry_while_busy`: after a retriable error, for example
     while the broker is busy, repeat the request until `seconds` have passed.
     """
-    asked = commands.Metadata(None if names is None else list(names), create)
+    metadata_request = commands.Metadata(None if names is None else list(names), create)
     if retry_while_busy:
-        reply = yield from request_with_retries(link, asked, link.now() + seconds)
+        reply = yield from request_with_retries(link, metadata_request, link.now() + seconds)
     else:
-        reply = yield from request(link, asked, seconds=seconds)
+        reply = yield from request(link, metadata_request, seconds=seconds)
     for name in names or ():
         cluster.invalidate(name)
     return cluster.update(reply.topics)
@@ -224,26 +226,26 @@ def request_until_not_busy(
     while True:
         seconds = max(0.0, until - link.now())
         try:
-            call = link.send_request(request, *body, seconds=seconds, in_background=in_background, repeat=repeat)
+            pending = link.send_request(request, *body, seconds=seconds, in_background=in_background, repeat=repeat)
         except UNCHECKED_ERRORS as error:
             raise (_with_unknown_outcome(error) if maybe_sent else error) from None
         try:
-            while not call.done:
-                yield Wait((call,))
+            while not pending.done:
+                yield Wait((pending,))
         finally:
-            link.abandon(call)
-        call.send_count += maybe_sent
-        maybe_sent = maybe_sent or call.send_count > 1
-        if not isinstance(call.error, Busy) or link.now() + backoff.seconds >= until:
-            if maybe_sent and isinstance(call.error, UNCHECKED_ERRORS):
-                call.error = _with_unknown_outcome(call.error)
-            return call
+            link.abandon(pending)
+        pending.send_count += maybe_sent
+        maybe_sent = maybe_sent or pending.send_count > 1
+        if not isinstance(pending.error, Busy) or link.now() + backoff.seconds >= until:
+            if maybe_sent and isinstance(pending.error, UNCHECKED_ERRORS):
+                pending.error = _with_unknown_outcome(pending.error)
+            return pending
         yield Wait((), backoff.advance())
 
 
 def _with_unknown_outcome(error: TfmqError) -> TfmqError:
     if error.outcome != NOT_DONE:
         return error
-    told = type(error)(error.sentence, outcome=UNKNOWN)
-    told.details, told.__cause__ = error.details, error.__cause__
-    return told
+    failure = type(error)(error.sentence, outcome=UNKNOWN)
+    failure.details, failure.__cause__ = error.details, error.__cause__
+    return failure

@@ -47,14 +47,14 @@ class SocketChannel:
 
     def start_connecting(self, address: SocketAddress) -> None:
         """Start to connect. When the socket becomes writable, `on_writable` completes the attempt."""
-        family, place = address
+        family, socket_address = address
         try:
             made = self.socket = socket.socket(family, socket.SOCK_STREAM)
             made.setblocking(False)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self.connecting = True
-            code = made.connect_ex(place)
+            code = made.connect_ex(socket_address)
         except OSError as error:
             self.connection_failed(error)
             return
@@ -148,13 +148,13 @@ class SocketChannel:
 def resolve_address(server: BrokerAddress | LocalBrokerAddress) -> SocketAddress | OSError | TfmqError:
     """Return the broker's resolved address, or the error. May block, and may start a broker on a data folder."""
     try:
-        place = server.resolve() if isinstance(server, LocalBrokerAddress) else server
+        broker = server.resolve() if isinstance(server, LocalBrokerAddress) else server
     except TfmqError as error:
         return error
     try:
-        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        return OSError(f"the name {place.host} cannot be looked up ({error.strerror})")
+        return OSError(f"the name {broker.host} cannot be looked up ({error.strerror})")
     # IPv4 comes first: a broker listens on 127.0.0.1 by default.
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     return family, address

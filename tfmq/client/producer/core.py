@@ -429,15 +429,15 @@ class ProducerCore:
             )
 
     def stats(self) -> dict[str, Any]:
-        sender, link = self.accumulator, self.link
+        accumulator, link = self.accumulator, self.link
         return {
-            "messages": sender.sent_messages,
-            "batches": sender.sent_batches,
-            "bytes": sender.sent_bytes,
-            "failed_messages": sender.failed_messages,
-            "lost_messages": sender.lost_messages,
-            "buffered_bytes": sender.used_bytes,
-            "unsettled_batches": len(sender.outstanding),
+            "messages": accumulator.sent_messages,
+            "batches": accumulator.sent_batches,
+            "bytes": accumulator.sent_bytes,
+            "failed_messages": accumulator.failed_messages,
+            "lost_messages": accumulator.lost_messages,
+            "buffered_bytes": accumulator.used_bytes,
+            "unsettled_batches": len(accumulator.outstanding),
             "transactions": self.transactions.committed,
             "rolled_back_transactions": self.transactions.rolled_back,
             "open_transactions": len(self.transactions),

@@ -86,8 +86,8 @@ class Outbox:
     def append(self, topic: str, partition: int, batches: Iterable[tuple[int, Sequence[Any], bytes, SentAs]]) -> None:
         """Append all `batches` (count, blocks, data, id) or none, and fsync. Raises `Busy` if the file is full."""
         rows = [
-            (topic, partition, count, json.dumps(list(map(tuple, blocks))), data, *place)
-            for count, blocks, data, place in batches
+            (topic, partition, count, json.dumps(list(map(tuple, blocks))), data, *sent_as)
+            for count, blocks, data, sent_as in batches
         ]
         size = sum(len(row[4]) for row in rows)
         with self._open_database() as database:
@@ -109,30 +109,30 @@ class Outbox:
                 f"select {_COLUMNS} from kept where topic = ? and partition = ? order by id limit ?",
                 (topic, partition, count_max),
             )
-            for number, count, blocks, data, *place in cursor:
+            for number, count, blocks, data, *sent_as in cursor:
                 size += len(data)
                 if found and size > bytes_max:
                     break
                 number |= self._file_number << FILE_NUMBER_SHIFT
-                found.append(StoredBatch(number, count, list(map(tuple, json.loads(blocks))), data, SentAs(*place)))
+                found.append(StoredBatch(number, count, list(map(tuple, json.loads(blocks))), data, SentAs(*sent_as)))
             cursor.close()
         return found
 
-    def record_sent_as(self, places: Iterable[tuple[int, SentAs]]) -> None:
-        """Record the `SentAs` ids of batches before they are sent, and fsync. `places`: (batch id, `SentAs`)."""
+    def record_sent_as(self, entries: Iterable[tuple[int, SentAs]]) -> None:
+        """Record the `SentAs` ids of batches before they are sent, and fsync. `entries`: (batch id, `SentAs`)."""
         with self._open_database() as database:
             database.executemany(
                 "update kept set incarnation = ?, producer_id = ?, sequence = ?, from_offset = ? where id = ?",
-                [(*place, self._row_id(number)) for number, place in places],
+                [(*sent_as, self._row_id(number)) for number, sent_as in entries],
             )
             database.commit()
 
     def remove(self, rows: Iterable[StoredBatch]) -> None:
-        gone = list(rows)
+        removed = list(rows)
         with self._open_database() as database:
-            database.executemany("delete from kept where id = ?", [(self._row_id(row.id),) for row in gone])
+            database.executemany("delete from kept where id = ?", [(self._row_id(row.id),) for row in removed])
             database.commit()
-            self._bytes -= sum(len(row.data) for row in gone)
+            self._bytes -= sum(len(row.data) for row in removed)
 
     def close(self) -> None:
         """Close the file and release the lock. The next call of another method opens the file again."""
@@ -208,8 +208,8 @@ class Outbox:
             raise NotAllowed(
                 f"{self.path} is in use by another producer: give each process a store of its own."
             ) from None
-        held = os.fstat(descriptor)
-        opened = (_file_identity(self.path), (held.st_dev, held.st_ino))
+        locked = os.fstat(descriptor)
+        opened = (_file_identity(self.path), (locked.st_dev, locked.st_ino))
         try:
             database = sqlite3.connect(self.path, check_same_thread=False)
             (version,) = database.execute("pragma user_version").fetchone()

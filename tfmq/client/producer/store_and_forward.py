@@ -79,7 +79,7 @@ class PartitionOutbox:
         self._owner = forwarding
         self._link = forwarding.link
         self._storing = False
-        self._stream: ProducerPartition | None = None
+        self._producer: ProducerPartition | None = None
         self._sequence = self._from_offset = 0
         self._changed = Event()
         self._tasks: list[Task] = []
@@ -121,27 +121,27 @@ class PartitionOutbox:
         """Send the batch. After a retriable error or `_STORE_ERRORS`, store all queued batches; else fail the batch."""
         batch.seal()
         until = self._link.now() + REPLY_TIMEOUT_SECONDS
-        place = NEVER_SENT
+        sent_as = NEVER_SENT
         try:
-            if self._stream is None or batch.count > remaining_sequences(self._sequence):
-                self._stream, self._from_offset = yield from start_producer(
+            if self._producer is None or batch.count > remaining_sequences(self._sequence):
+                self._producer, self._from_offset = yield from start_producer(
                     self._link, self.topic, self.partition, until
                 )
                 self._sequence = 0
-            stream = self._stream
-            encoded = batch.assign_sequence(stream.producer_id, self._sequence)
-            place = SentAs(stream.incarnation, stream.producer_id, self._sequence, self._from_offset)
+            producer = self._producer
+            encoded = batch.assign_sequence(producer.producer_id, self._sequence)
+            sent_as = SentAs(producer.incarnation, producer.producer_id, self._sequence, self._from_offset)
             batch.attempts += 1
-            reply = yield from send_encoded(self._link, stream, self._sequence, encoded, batch.count, until)
+            reply = yield from send_encoded(self._link, producer, self._sequence, encoded, batch.count, until)
         except Closed:
             raise
         except TfmqError as error:
-            had_stream, self._stream = self._stream is not None, None
-            if isinstance(error, UnknownTopic) and had_stream and not isinstance(error, UnknownPartition):
+            had_producer, self._producer = self._producer is not None, None
+            if isinstance(error, UnknownTopic) and had_producer and not isinstance(error, UnknownPartition):
                 return  # The topic was re-created. The next attempt requests the new topic's metadata.
             if error.retriable or isinstance(error, _STORE_ERRORS):
                 self.has_stored = True
-                yield from self._store_queued(place)
+                yield from self._store_queued(sent_as)
                 return
             self.batches.popleft()
             batch.attempts = int(error.outcome != NOT_DONE)
@@ -151,18 +151,18 @@ class PartitionOutbox:
         self.batches.popleft()
         self._owner.core.accumulator.complete_batch(batch, reply.positions, reply.durability)
 
-    def _store_queued(self, place: SentAs = NEVER_SENT) -> Operation[None]:
+    def _store_queued(self, sent_as: SentAs = NEVER_SENT) -> Operation[None]:
         """Append all queued batches to the outbox in one commit.
 
-        `place`: the id under which the first batch may have been sent.
+        `sent_as`: the id under which the first batch may have been sent.
         """
         batches = list(self.batches)
         rows = []
         for batch in batches:
             batch.seal()
             encoded = batch.encoded or batch.assign_sequence(0, 0)
-            rows.append((batch.count, encoded.blocks, bytes(encoded.data), place))
-            place = NEVER_SENT
+            rows.append((batch.count, encoded.blocks, bytes(encoded.data), sent_as))
+            sent_as = NEVER_SENT
         self._storing = True
         failure: TfmqError | None = None
         try:
@@ -185,7 +185,7 @@ class PartitionOutbox:
     # Stored batches
 
     def _forward_stored(self) -> Operation[None]:
-        backoff, told = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX), ""
+        backoff, logged = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX), ""
         while True:
             while not self.has_stored:
                 yield Wait((self._changed,))
@@ -195,12 +195,12 @@ class PartitionOutbox:
             except Closed:
                 raise
             except TfmqError as error:
-                if told != error.sentence:
-                    told = error.sentence
+                if logged != error.sentence:
+                    logged = error.sentence
                     log.warning("Messages to %s/%d are kept: %s", self.topic, self.partition, error)
                 yield Wait((), backoff.advance())
                 continue
-            told = ""
+            logged = ""
             backoff.reset()
             if not some and not self._storing:
                 self.has_stored = False
@@ -218,42 +218,42 @@ class PartitionOutbox:
         if not rows:
             return True
         until = self._link.now() + REPLY_TIMEOUT_SECONDS
-        stream, end = yield from start_producer(self._link, self.topic, self.partition, until)
-        places, sequence = [], 0
+        producer, end = yield from start_producer(self._link, self.topic, self.partition, until)
+        entries, sequence = [], 0
         for row in rows:
-            places.append((row.id, SentAs(stream.incarnation, stream.producer_id, sequence, end)))
+            entries.append((row.id, SentAs(producer.incarnation, producer.producer_id, sequence, end)))
             sequence += row.count
-        yield from self._run_on_outbox(lambda store: store.record_sent_as(places))
-        for row, (_, place) in zip(rows, places, strict=True):
+        yield from self._run_on_outbox(lambda store: store.record_sent_as(entries))
+        for row, (_, sent_as) in zip(rows, entries, strict=True):
             encoded = rewrite_ids(
-                EncodedRecords(bytearray(row.data), row.blocks, 0, ()), place.producer_id, place.sequence
+                EncodedRecords(bytearray(row.data), row.blocks, 0, ()), sent_as.producer_id, sent_as.sequence
             )
             until = self._link.now() + REPLY_TIMEOUT_SECONDS
-            yield from send_encoded(self._link, stream, place.sequence, encoded, row.count, until)
+            yield from send_encoded(self._link, producer, sent_as.sequence, encoded, row.count, until)
         yield from self._run_on_outbox(lambda store: store.remove(rows))
         return True
 
     def _remove_arrived(self, rows: list[StoredBatch]) -> Operation[list[StoredBatch]]:
         """Remove from the outbox the rows that the broker has stored. Return the remaining rows."""
-        streams = dict.fromkeys(
+        producers = dict.fromkeys(
             ProducerPartition(self.topic, row.sent_as.incarnation, self.partition, row.sent_as.producer_id)
             for row in rows
             if row.sent_as.producer_id
         )
         arrived: set[int] = set()
-        for stream in streams:
-            sent = [row for row in rows if row.sent_as.producer_id == stream.producer_id]
-            arrived |= yield from self._find_arrived(stream, sent)
+        for producer in producers:
+            sent = [row for row in rows if row.sent_as.producer_id == producer.producer_id]
+            arrived |= yield from self._find_arrived(producer, sent)
         if arrived:
-            gone = [row for row in rows if row.id in arrived]
-            yield from self._run_on_outbox(lambda store: store.remove(gone))
+            stored = [row for row in rows if row.id in arrived]
+            yield from self._run_on_outbox(lambda store: store.remove(stored))
         return [row for row in rows if row.id not in arrived]
 
-    def _find_arrived(self, stream: ProducerPartition, rows: list[StoredBatch]) -> Operation[set[int]]:
-        """Close the producer id of `stream` at the broker. Return the ids of those rows that the broker has stored."""
+    def _find_arrived(self, producer: ProducerPartition, rows: list[StoredBatch]) -> Operation[set[int]]:
+        """Close the producer id at the broker. Return the ids of those rows that the broker has stored."""
         until = self._link.now() + REPLY_TIMEOUT_SECONDS
         try:
-            last = yield from close_producer(self._link, stream, until)
+            last = yield from close_producer(self._link, producer, until)
             return {row.id for row in rows if row.sent_as.sequence + row.count - 1 <= last}
         except UnknownProducer:
             pass  # The broker no longer knows the producer id: search the log.
@@ -263,10 +263,10 @@ class PartitionOutbox:
         wanted = {row.sent_as.sequence: row.id for row in rows}
         start = min(row.sent_as.from_offset for row in rows)
         try:
-            found = yield from find_records(self._link, stream, wanted, start, until)
+            found = yield from find_records(self._link, producer, wanted, start, until)
         except OffsetOutOfRange:  # Retention has deleted the part of the log at `start`: search the rest.
-            earliest = yield from locate_log_end(self._link, stream, BY_EARLIEST, until)
-            found = yield from find_records(self._link, stream, wanted, earliest, until)
+            earliest = yield from locate_log_end(self._link, producer, BY_EARLIEST, until)
+            found = yield from find_records(self._link, producer, wanted, earliest, until)
         return {wanted[sequence] for sequence in found}
 
     def _run_on_outbox(self, call: Callable[[Outbox], Result]) -> Operation[Result]:
@@ -300,9 +300,9 @@ class StoreAndForward:
         """Append one message. Raises `MessageTooLarge`, `UnknownPartition`, and `BadRequest` if it is delayed."""
         if message.delay is not None or message.deliver_at is not None:
             raise BadRequest("StrictPartitions with a store takes no delayed messages: use another producer.")
-        sender = self.core.accumulator
-        sender.check_size(0 if payload is None else len(payload))
-        part = sender.encode_attribute_part(message)
+        accumulator = self.core.accumulator
+        accumulator.check_size(0 if payload is None else len(payload))
+        part = accumulator.encode_attribute_part(message)
         partition = self.selector.choose(topic, message)
         batch = self._open.get((topic, partition))
         size = (0 if payload is None else len(payload)) + len(part or b"")
@@ -312,7 +312,7 @@ class StoreAndForward:
         room = batch.room_bytes
         index = batch.add(payload, part, message.tag)
         batch.size_bytes += room - batch.room_bytes
-        sender.used_bytes += room - batch.room_bytes
+        accumulator.used_bytes += room - batch.room_bytes
         if batch.room_bytes <= 0:
             batch.is_gathering = False
         if fresh and self._state is OutboxState.OPEN:
@@ -334,10 +334,12 @@ class StoreAndForward:
 
     def _partition(self, topic: str, partition: int, kept: bool = False) -> PartitionOutbox:
         key = (topic, partition)
-        line = self._partitions.get(key)
-        if line is None:
-            line = self._partitions[key] = PartitionOutbox(self, topic, partition, kept or key in self._failed)
-        return line
+        partition_outbox = self._partitions.get(key)
+        if partition_outbox is None:
+            partition_outbox = self._partitions[key] = PartitionOutbox(
+                self, topic, partition, kept or key in self._failed
+            )
+        return partition_outbox
 
     def _open_outbox(self) -> Operation[None]:
         found = yield from run_work(self.core.owner.run_in_executor, self.outbox.partitions)
@@ -368,15 +370,15 @@ class StoreAndForward:
     def fail_batch(self, batch: StorableBatch, error: TfmqError) -> None:
         """Fail a batch that the outbox has not stored. The outcome is "unknown" if the broker may have stored it."""
         batch.seal()
-        told = copy(error)
-        told.outcome = UNKNOWN if batch.attempts else NOT_DONE
-        self.core.accumulator.fail_batch(batch, told)
+        failure = copy(error)
+        failure.outcome = UNKNOWN if batch.attempts else NOT_DONE
+        self.core.accumulator.fail_batch(batch, failure)
 
-    def remove_partition(self, line: PartitionOutbox) -> None:
+    def remove_partition(self, partition_outbox: PartitionOutbox) -> None:
         """Remove a `PartitionOutbox` whose tasks have ended. The next message to the partition creates a new one."""
-        self._failed.add((line.topic, line.partition))
-        if self._partitions.get((line.topic, line.partition)) is line:
-            del self._partitions[line.topic, line.partition]
+        self._failed.add((partition_outbox.topic, partition_outbox.partition))
+        if self._partitions.get((partition_outbox.topic, partition_outbox.partition)) is partition_outbox:
+            del self._partitions[partition_outbox.topic, partition_outbox.partition]
 
     def close(self) -> None:
         self.tasks.cancel()

@@ -19,13 +19,13 @@ from tfmq.protocol.commands import ForgetTransaction, ListTransactions
 RECOVERABLE_STATES = ["prepared", "heuristic_committed", "heuristic_rolled_back"]
 
 
-def check_xa_producer(producer: Any, driver: type, face: str) -> Any:
-    """Return `producer`. Raises TypeError if it is no producer of the API variant `face`, for example "tfmq.aio"."""
+def check_xa_producer(producer: Any, driver: type, module: str) -> Any:
+    """Return `producer`. Raises TypeError if it is no producer of the API variant `module`, for example "tfmq.aio"."""
     known = isinstance(getattr(producer, "_core", None), ProducerCore)
     if known and isinstance(producer._driver, driver):
         return producer
     kind = producer if isinstance(producer, type) else type(producer)
-    raise TypeError(f"{face}.XAResource needs a {face}.Producer, not {kind.__module__}.{kind.__qualname__}.")
+    raise TypeError(f"{module}.XAResource needs a {module}.Producer, not {kind.__module__}.{kind.__qualname__}.")
 
 
 def notify_committed(branch: TransactionCore) -> str:
@@ -112,8 +112,8 @@ class XaBranches:
         found: list[str] = []
         after, more = 0, True
         while more:
-            asked = ListTransactions(RECOVERABLE_STATES, after, group=group or "")
-            reply = yield from self._transactions.send_request(asked)
+            request = ListTransactions(RECOVERABLE_STATES, after, group=group or "")
+            reply = yield from self._transactions.send_request(request)
             found += [str(each["xid"]) for each in reply.transactions]
             last_epoch = reply.after or (int(reply.transactions[-1]["epoch"]) if reply.transactions else after)
             more = reply.more and last_epoch > after

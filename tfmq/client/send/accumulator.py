@@ -155,20 +155,20 @@ class RecordAccumulator:
         self.failures.append(batch)
         batch.set_failed(error)
 
-    def remove_partition(self, stream: PartitionSender, moving: Sequence[Batch] = ()) -> None:
-        """Remove the sender `stream`, whose topic is deleted. Reroute its batches `moving`, which are not stored."""
-        key = (stream.topic.name, stream.partition)
-        if self.partition_senders.get(key) is stream:
+    def remove_partition(self, sender: PartitionSender, moving: Sequence[Batch] = ()) -> None:
+        """Remove the sender `sender`, whose topic is deleted. Reroute its batches `moving`, which are not stored."""
+        key = (sender.topic.name, sender.partition)
+        if self.partition_senders.get(key) is sender:
             del self.partition_senders[key]
-        self.invalidate_topic(stream.topic)
-        stream.start_replacement(moving)
-        if stream.open_batch is not None:
-            self.close_batch(stream.open_batch)
+        self.invalidate_topic(sender.topic)
+        sender.start_replacement(moving)
+        if sender.open_batch is not None:
+            self.close_batch(sender.open_batch)
 
-    def reroute_batch(self, batch: Batch, gone: Topic) -> None:
-        """Move a batch, which is not stored, from the deleted topic `gone` to the re-created topic of the same name."""
+    def reroute_batch(self, batch: Batch, deleted_topic: Topic) -> None:
+        """Move a batch, which is not stored, from `deleted_topic` to the re-created topic of the same name."""
         batch.clear_sequence()
-        batch.attempts, batch.last_error, batch.rerouted_from_partitions = 0, None, len(gone.partitions)
+        batch.attempts, batch.last_error, batch.rerouted_from_partitions = 0, None, len(deleted_topic.partitions)
         self._route_or_wait(batch)
 
     def invalidate_topic(self, topic: Topic) -> None:
@@ -351,9 +351,9 @@ class RecordAccumulator:
             lingering.popleft()
         soonest = lingering[0].closes_at if lingering else float("inf")
         if len(self.outstanding) > len(lingering):
-            for stream in (*self.partition_senders.values(), self.delayed_sender):
-                if stream.queue:
-                    soonest = min(soonest, stream.queue[0].deadline)
+            for sender in (*self.partition_senders.values(), self.delayed_sender):
+                if sender.queue:
+                    soonest = min(soonest, sender.queue[0].deadline)
             for entry in self._topics.values():
                 if entry.waiting_batches:
                     soonest = min(soonest, entry.waiting_batches[0][0].deadline)
@@ -370,10 +370,10 @@ class RecordAccumulator:
             while entry.waiting_batches and entry.waiting_batches[0][0].deadline <= now:
                 batch = entry.waiting_batches.popleft()[0]
                 self._fail_unrouted_batch(batch, self.timeout_error(batch))
-        for stream in self.senders():
-            if stream.queue:
-                stream.expire(now)
-                stream.pump()
+        for sender in self.senders():
+            if sender.queue:
+                sender.expire(now)
+                sender.pump()
 
     def _close_if_idle(self, batch: Batch) -> None:
         """Close a batch if its sender is idle. If not, the sender closes the batch once idle, if `is_urgent` is set."""
@@ -497,14 +497,14 @@ class RecordAccumulator:
     def request_metadata(self, entry: ProducerTopic) -> None:
         if not entry.metadata_requested:
             entry.metadata_requested = True
-            call = self.link.send_request(Metadata([entry.name], True), seconds=self.timeout, in_background=True)
-            call.add_done_callback(partial(self._metadata_received, entry))
+            pending = self.link.send_request(Metadata([entry.name], True), seconds=self.timeout, in_background=True)
+            pending.add_done_callback(partial(self._metadata_received, entry))
 
-    def _metadata_received(self, entry: ProducerTopic, call: PendingRequest) -> None:
+    def _metadata_received(self, entry: ProducerTopic, pending: PendingRequest) -> None:
         entry.metadata_requested = False
-        entry.error = call.error
-        if call.error is None:
-            found = self.metadata.update(call.reply.topics)
+        entry.error = pending.error
+        if pending.error is None:
+            found = self.metadata.update(pending.reply.topics)
             entry.metadata = found[0] if found else None
             if entry.metadata is None:
                 entry.error = UnknownTopic(
@@ -551,19 +551,19 @@ class RecordAccumulator:
         if delayed:
             return self.delayed_sender.buffer_for(topic, partition)
         key = (topic.name, partition)
-        stream = self.partition_senders.get(key)
-        if stream is None or stream.topic.incarnation != topic.incarnation:
-            before = stream
-            if before is not None and before.open_batch is not None:
-                open_batch, before.open_batch = before.open_batch, None
+        sender = self.partition_senders.get(key)
+        if sender is None or sender.topic.incarnation != topic.incarnation:
+            former = sender
+            if former is not None and former.open_batch is not None:
+                open_batch, former.open_batch = former.open_batch, None
                 # Closing the batch may create the sender that this call has to return, so look it up again.
                 self.close_batch(open_batch)
                 return self.buffer_for(topic, partition, delayed)
-            stream = self.partition_senders[key] = PartitionSender(self, topic, partition)
-            if before is not None and (not before.idle or before.state == SenderState.BLOCKED):
+            sender = self.partition_senders[key] = PartitionSender(self, topic, partition)
+            if former is not None and (not former.idle or former.state == SenderState.BLOCKED):
                 # Batches of the old sender may be rerouted to the new topic. The new sender's batches must follow them.
-                stream.state, before.replacement = SenderState.BLOCKED, stream
-        return stream
+                sender.state, former.replacement = SenderState.BLOCKED, sender
+        return sender
 
 
 class ProducerContext(Protocol):

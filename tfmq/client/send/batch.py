@@ -206,18 +206,18 @@ class Batch(Future):
 
     # Results
 
-    def set_handles(self, told: DelayedBatch | TransactionDelayed | None) -> None:
-        """Store the handles of the delayed messages, which the broker's reply `told` describes.
+    def set_handles(self, reply: DelayedBatch | TransactionDelayed | None) -> None:
+        """Store the handles of the delayed messages, which the broker's reply `reply` describes.
 
-        Nothing is stored if `told` is None, or if it does not describe as many messages as the batch has.
+        Nothing is stored if `reply` is None, or if it does not describe as many messages as the batch has.
         """
-        if told is None:
+        if reply is None:
             return
-        dues = decode_due_times(told.dues)
-        if isinstance(told, TransactionDelayed) and len(dues) == 1:  # The single due time applies to all messages.
+        dues = decode_due_times(reply.dues)
+        if isinstance(reply, TransactionDelayed) and len(dues) == 1:  # The single due time applies to all messages.
             dues *= self.count
-        if len(dues) == self.count and max(dues) <= DUE_MAX >= told.first_number + self.count:
-            self.handles = Handles(told.store_id, told.log_id, told.first_number, dues)
+        if len(dues) == self.count and max(dues) <= DUE_MAX >= reply.first_number + self.count:
+            self.handles = Handles(reply.store_id, reply.log_id, reply.first_number, dues)
 
     def offset_of(self, index: int) -> int | None:
         """Return the offset of message `index`; None if the broker did not return it."""

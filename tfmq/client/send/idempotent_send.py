@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from journal.record.format import FLAG_TOMBSTONE, tag_flag
 from tfmq.client.connection.connection import ClientConnection
-from tfmq.client.connection.requests import call_with_retries, request_with_retries
+from tfmq.client.connection.requests import request_with_retries, send_with_retries
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.operation import Operation
@@ -66,21 +66,21 @@ def start_producer(
     if partition >= len(row.partitions):
         raise UnknownPartition(f"{topic} has partitions 0 to {len(row.partitions) - 1}, not {partition}.")
     producer_id = yield from lease_producer_id(link, until)
-    stream = ProducerPartition(topic, row.incarnation, partition, producer_id)
-    end = yield from locate_log_end(link, stream, commands.BY_LATEST, until)
-    return stream, end
+    producer = ProducerPartition(topic, row.incarnation, partition, producer_id)
+    end = yield from locate_log_end(link, producer, commands.BY_LATEST, until)
+    return producer, end
 
 
-def locate_log_end(link: ClientConnection, stream: ProducerPartition, by: int, until: float) -> Operation[int]:
+def locate_log_end(link: ClientConnection, producer: ProducerPartition, by: int, until: float) -> Operation[int]:
     """Return the first offset of the log if `by` is BY_EARLIEST, or the durable offset if `by` is BY_LATEST."""
     reply = yield from request_with_retries(
-        link, commands.Locate(stream.topic, stream.incarnation, stream.partition, by), until
+        link, commands.Locate(producer.topic, producer.incarnation, producer.partition, by), until
     )
     return int(reply.offset)
 
 
 def send_idempotent(
-    link: ClientConnection, stream: ProducerPartition, sequence: int, contents: Sequence[RecordContent], until: float
+    link: ClientConnection, producer: ProducerPartition, sequence: int, contents: Sequence[RecordContent], until: float
 ) -> Operation[list[int]]:
     """Store the records `contents`, all or none, with the sequences from `sequence` on. Repeated calls store them once.
 
@@ -92,49 +92,54 @@ def send_idempotent(
     ]
     payloads = [each.payload or b"" for each in contents]
     parts = [attribute_part(each.attribute) for each in contents]
-    encoded = encode_each(payloads, parts, flags, stream.producer_id, sequence)
-    reply = yield from send_encoded(link, stream, sequence, encoded, len(contents), until)
+    encoded = encode_each(payloads, parts, flags, producer.producer_id, sequence)
+    reply = yield from send_encoded(link, producer, sequence, encoded, len(contents), until)
     return _offsets(encoded, len(contents), reply.positions)
 
 
 def send_encoded(
-    link: ClientConnection, stream: ProducerPartition, sequence: int, encoded: EncodedRecords, count: int, until: float
+    link: ClientConnection,
+    producer: ProducerPartition,
+    sequence: int,
+    encoded: EncodedRecords,
+    count: int,
+    until: float,
 ) -> Operation[commands.ProduceReply]:
     """Store `count` encoded records, with the retries of `send_idempotent`. Return the reply to the PRODUCE request."""
-    place = (stream.topic, stream.incarnation, stream.partition, stream.producer_id, sequence, count)
-    request = commands.Produce(*place, commands.ACKS_SYNCED, encoded.blocks)  # type: ignore[arg-type]
-    call = yield from call_with_retries(link, request, encoded.data, until=until)
-    reply: commands.ProduceReply = call.reply
+    fields = (producer.topic, producer.incarnation, producer.partition, producer.producer_id, sequence, count)
+    request = commands.Produce(*fields, commands.ACKS_SYNCED, encoded.blocks)  # type: ignore[arg-type]
+    pending = yield from send_with_retries(link, request, encoded.data, until=until)
+    reply: commands.ProduceReply = pending.reply
     return reply
 
 
-def close_producer(link: ClientConnection, stream: ProducerPartition, until: float) -> Operation[int]:
+def close_producer(link: ClientConnection, producer: ProducerPartition, until: float) -> Operation[int]:
     """Close the producer id permanently. Return the last sequence that is stored under it, durably; -1: none.
 
     A repeated call returns the same sequence. Raises UnknownProducer if the id expired or never existed. In this case,
     too, the broker will never store anything under the id.
     """
-    reply = yield from request_with_retries(link, commands.SucceedProducer(*stream), until)
+    reply = yield from request_with_retries(link, commands.SucceedProducer(*producer), until)
     return int(reply.last_sequence)
 
 
 def find_records(
-    link: ClientConnection, stream: ProducerPartition, sequences: Collection[int], from_offset: int, until: float
+    link: ClientConnection, producer: ProducerPartition, sequences: Collection[int], from_offset: int, until: float
 ) -> Operation[dict[int, int]]:
     """Search the log for records of a producer id with these `sequences`. Return the offset of each found sequence.
 
     The search goes from `from_offset` to the durable offset. Raises OffsetOutOfRange if messages from `from_offset` on
     were removed, Damaged if part of the log is unreadable; then it is unknown which sequences are stored.
     """
-    wanted = {pack_id(stream.producer_id, each): each for each in sequences}
+    wanted = {pack_id(producer.producer_id, each): each for each in sequences}
     found: dict[int, int] = {}
     offset = from_offset
     while len(found) < len(wanted):
-        chunk = yield from fetch_messages(link, stream, offset, until)
-        found.update((wanted[each.id], each.offset) for each in chunk.messages if each.id in wanted)
-        if chunk.at_end:
+        response = yield from fetch_messages(link, producer, offset, until)
+        found.update((wanted[each.id], each.offset) for each in response.messages if each.id in wanted)
+        if response.at_end:
             break
-        offset = chunk.next_offset
+        offset = response.next_offset
     return found
 
 
@@ -147,15 +152,15 @@ class FetchedMessages(NamedTuple):
 
 
 def fetch_messages(
-    link: ClientConnection, stream: ProducerPartition, offset: int, until: float, bytes_max: int = FETCH_BYTES
+    link: ClientConnection, producer: ProducerPartition, offset: int, until: float, bytes_max: int = FETCH_BYTES
 ) -> Operation[FetchedMessages]:
     """Fetch messages from `offset` on. Raises OffsetOutOfRange if they were removed, Damaged if they are unreadable."""
     fetch = commands.Fetch(
-        stream.topic, stream.incarnation, stream.partition, offset, commands.EPOCH_UNKNOWN, bytes_max
+        producer.topic, producer.incarnation, producer.partition, offset, commands.EPOCH_UNKNOWN, bytes_max
     )
-    call = yield from call_with_retries(link, fetch, until=until)
-    reply, decoder = call.reply, Decoder(stream.topic, stream.partition, stream.incarnation)
-    blocks = decoder.decode(bytes(call.reply_body), reply.start, reply.skip_to, reply.next)
+    pending = yield from send_with_retries(link, fetch, until=until)
+    reply, decoder = pending.reply, Decoder(producer.topic, producer.partition, producer.incarnation)
+    blocks = decoder.decode(bytes(pending.reply_body), reply.start, reply.skip_to, reply.next)
     messages = [message for block in blocks for message in block.messages]
     return FetchedMessages(messages, reply.next, reply.next >= reply.forced or reply.next <= offset)
 

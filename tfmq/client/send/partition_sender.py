@@ -46,7 +46,7 @@ class ProducerIds:
         self._lease = IdRange(0, 0)
         self._lease_ends = 0.0
         self._waiting: deque[ProducerIdCallback] = deque()
-        self._call: PendingRequest | None = None
+        self._lease_request: PendingRequest | None = None
 
     def acquire(self, callback: ProducerIdCallback) -> None:
         """Call `callback(id, None)` once an id is available, perhaps now; `callback(0, error)` if the lease fails."""
@@ -57,23 +57,23 @@ class ProducerIds:
         if self._lease.count and self._link.now() >= self._lease_ends:
             self._lease = IdRange(0, 0)
         while self._waiting and self._lease.count:
-            taken, self._lease = self._lease.split()
-            self._waiting.popleft()(taken.first, None)
-        if self._waiting and self._call is None:
+            acquired, self._lease = self._lease.split()
+            self._waiting.popleft()(acquired.first, None)
+        if self._waiting and self._lease_request is None:
             count = min(PRODUCER_IDS_PER_LEASE, max(LEASE_COUNT, 2 * len(self._waiting)))
-            self._call = self._link.send_request(LeaseProducerIds(count), in_background=True)
-            self._call.add_done_callback(self._lease_received)
+            self._lease_request = self._link.send_request(LeaseProducerIds(count), in_background=True)
+            self._lease_request.add_done_callback(self._lease_received)
 
-    def _lease_received(self, call: PendingRequest) -> None:
-        self._call = None
-        if call.error is None:
-            self._lease = IdRange(call.reply.first, call.reply.count)
+    def _lease_received(self, pending: PendingRequest) -> None:
+        self._lease_request = None
+        if pending.error is None:
+            self._lease = IdRange(pending.reply.first, pending.reply.count)
             self._lease_ends = self._link.now() + self._link.limits["producer_idle_seconds"] / 2
             self._serve_waiting()
             return
-        takers, self._waiting = self._waiting, deque()
-        for taker in takers:
-            taker(0, call.error)
+        callbacks, self._waiting = self._waiting, deque()
+        for callback in callbacks:
+            callback(0, pending.error)
 
 
 log = logging.getLogger("tfmq.client")
@@ -129,9 +129,9 @@ class BatchAccumulator(Protocol):
 
     def fail_batch(self, batch: Batch, error: TfmqError) -> None: ...
 
-    def reroute_batch(self, batch: Batch, gone: Topic) -> None: ...
+    def reroute_batch(self, batch: Batch, deleted_topic: Topic) -> None: ...
 
-    def remove_partition(self, stream: PartitionSender, moving: Sequence[Batch] = ()) -> None: ...
+    def remove_partition(self, sender: PartitionSender, moving: Sequence[Batch] = ()) -> None: ...
 
     def invalidate_topic(self, topic: Topic) -> None: ...
 
@@ -175,7 +175,7 @@ class PartitionSender:
     ends_with_topic: ClassVar[bool] = True
     """Whether the sender ends when its topic is deleted."""
 
-    def __init__(self, sender: BatchAccumulator, topic: Topic, partition: int) -> None:
+    def __init__(self, accumulator: BatchAccumulator, topic: Topic, partition: int) -> None:
         self.topic = topic
         self.partition = partition
         self.state = SenderState.NO_ID
@@ -187,7 +187,7 @@ class PartitionSender:
         self.in_flight: deque[Batch] = deque()
         self.producer_id = 0
         self.sequence = 0
-        self._accumulator = sender
+        self._accumulator = accumulator
         self._open_requests = 0
         self._in_flight_bytes = 0
         self._stored_through = [-1, -1, -1]
@@ -231,17 +231,17 @@ class PartitionSender:
 
     def start_replacement(self, first: Sequence[Batch] = ()) -> None:
         """Reroute the batches `first` to the re-created topic. Then start that topic's blocked sender, if any."""
-        held, self.replacement = self.replacement, None
+        replacement, self.replacement = self.replacement, None
         waiting: list[Batch] = []
-        if held is not None:
-            waiting = list(held.queue)
-            held.queue.clear()
+        if replacement is not None:
+            waiting = list(replacement.queue)
+            replacement.queue.clear()
         for batch in first:
             self._accumulator.reroute_batch(batch, self.topic)
-        if held is not None:
-            held.queue.extend(waiting)
-            held.state = SenderState.NO_ID
-            held.pump()
+        if replacement is not None:
+            replacement.queue.extend(waiting)
+            replacement.state = SenderState.NO_ID
+            replacement.pump()
 
     def _on_idle(self) -> None:
         if self.replacement is not None:
@@ -256,8 +256,8 @@ class PartitionSender:
             if batch.producer_id == self.producer_id:
                 self._clear_sequences(batch.sequence)
             busy = batch.last_error
-            late = self._accumulator.timeout_error(batch) if busy is None else with_outcome(busy, batch)
-            self._accumulator.fail_batch(batch, late)
+            failure = self._accumulator.timeout_error(batch) if busy is None else with_outcome(busy, batch)
+            self._accumulator.fail_batch(batch, failure)
 
     # Sending
 
@@ -279,30 +279,30 @@ class PartitionSender:
 
     def _send(self, batch: Batch) -> None:
         assert batch.encoded is not None, "numbered"
-        sender, acks = self._accumulator, self._accumulator.acks
+        accumulator, acks = self._accumulator, self._accumulator.acks
         topic, update = self.topic, None
         if batch.due_times is not None and batch.routed_topic is not None:
-            topic, update = batch.routed_topic, partial(_renew_due_times, batch.due_times, sender.now)
-        place = (topic.name, topic.incarnation, batch.partition)
-        numbers = (batch.producer_id, batch.sequence, batch.count)
+            topic, update = batch.routed_topic, partial(_renew_due_times, batch.due_times, accumulator.now)
+        partition_fields = (topic.name, topic.incarnation, batch.partition)
+        sequence_fields = (batch.producer_id, batch.sequence, batch.count)
         try:
-            call = sender.link.send_request(
-                _new(Produce, (*place, *numbers, acks, batch.encoded.blocks, None, None)),
+            pending = accumulator.link.send_request(
+                _new(Produce, (*partition_fields, *sequence_fields, acks, batch.encoded.blocks, None, None)),
                 batch.encoded.data,
-                seconds=max(0.0, batch.deadline - sender.now()),
+                seconds=max(0.0, batch.deadline - accumulator.now()),
                 in_background=True,
                 wants_reply=acks != ACKS_NONE,
                 update=update,
             )
         except Closed as error:
-            sender.fail_batch(batch, error)
+            accumulator.fail_batch(batch, error)
             return
         batch.attempts += 1
         batch.last_error = None
         self.in_flight.append(batch)
         self._in_flight_bytes += batch.size_bytes
         self._open_requests += 1
-        call.add_done_callback(partial(self._handle_reply, batch))
+        pending.add_done_callback(partial(self._handle_reply, batch))
 
     def _id_received(self, producer_id: int, error: TfmqError | None) -> None:
         if error is not None:
@@ -330,14 +330,14 @@ class PartitionSender:
 
     # Replies
 
-    def _handle_reply(self, batch: Batch, call: PendingRequest) -> None:
+    def _handle_reply(self, batch: Batch, pending: PendingRequest) -> None:
         self._open_requests -= 1
-        batch.attempts += max(0, call.send_count - 1)
-        error = call.error
-        if isinstance(error, Busy | SequenceGap) and call.send_count == 1:
+        batch.attempts += max(0, pending.send_count - 1)
+        error = pending.error
+        if isinstance(error, Busy | SequenceGap) and pending.send_count == 1:
             batch.attempts -= 1  # The error proves that this attempt stored nothing, so it does not count.
         if error is None:
-            self._handle_stored(call, batch)
+            self._handle_stored(pending, batch)
         elif self.ends_with_topic and isinstance(error, UnknownTopic):
             batch.last_error = error
             self.state = SenderState.TOPIC_DELETED
@@ -370,16 +370,16 @@ class PartitionSender:
         self._remove_in_flight(batch)
         self._accumulator.fail_batch(batch, error)
 
-    def _handle_stored(self, call: PendingRequest, batch: Batch) -> None:
-        if batch.due_times is not None and call.wants_reply:
-            batch.set_handles(call.reply.delayed)
+    def _handle_stored(self, pending: PendingRequest, batch: Batch) -> None:
+        if batch.due_times is not None and pending.wants_reply:
+            batch.set_handles(pending.reply.delayed)
         self._remove_in_flight(batch)
         if self._busy_since != float("inf"):
             self._backoff.reset()
             self._busy_since = float("inf")
         positions, durability = (), ACKS_NONE
-        if call.wants_reply:
-            positions, durability = call.reply.positions, call.reply.durability
+        if pending.wants_reply:
+            positions, durability = pending.reply.positions, pending.reply.durability
         self._stored_through[durability] = max(self._stored_through[durability], batch.sequence + batch.count - 1)
         self._accumulator.complete_batch(batch, positions, durability)
 
@@ -431,17 +431,19 @@ class PartitionSender:
         topic = self.topic
         request = SucceedProducer(topic.name, topic.incarnation, self.partition, self.producer_id)
         try:
-            call = self._accumulator.link.send_request(request, seconds=self._accumulator.timeout, in_background=True)
+            pending = self._accumulator.link.send_request(
+                request, seconds=self._accumulator.timeout, in_background=True
+            )
         except Closed as error:
             self._fail_all(error)
             return
-        call.add_done_callback(self._successor_received)
+        pending.add_done_callback(self._successor_received)
 
-    def _successor_received(self, call: PendingRequest) -> None:
-        error = call.error
+    def _successor_received(self, pending: PendingRequest) -> None:
+        error = pending.error
         if error is None:
-            self._resolve_in_flight(call.reply.last_sequence, call.reply.durability)
-            self._restart(call.reply.successor_id)
+            self._resolve_in_flight(pending.reply.last_sequence, pending.reply.durability)
+            self._restart(pending.reply.successor_id)
         elif isinstance(error, UnknownProducer):
             self._id_unknown(error)
         elif isinstance(error, UnknownTopic):
@@ -519,17 +521,17 @@ class PartitionSender:
         self.queue.clear()
         for batch in waiting:
             batch.clear_sequence()
-            late = self._accumulator.timeout_error(batch) if isinstance(error, TimedOut) else None
-            self._accumulator.fail_batch(batch, late or with_outcome(error, batch))
+            timeout_error = self._accumulator.timeout_error(batch) if isinstance(error, TimedOut) else None
+            self._accumulator.fail_batch(batch, timeout_error or with_outcome(error, batch))
         if self.idle and self.replacement is not None:
             self.start_replacement()
 
 
 def with_outcome(error: TfmqError, batch: Batch) -> TfmqError:
     """Return a copy of `error` for the batch. Its outcome is "unknown" if an earlier attempt may have stored it."""
-    told = copy(error)
-    told.outcome = UNKNOWN if batch.attempts > 1 else NOT_DONE
-    return told
+    failure = copy(error)
+    failure.outcome = UNKNOWN if batch.attempts > 1 else NOT_DONE
+    return failure
 
 
 def _renew_due_times(dues: DueTimes, now: Callable[[], float], request: Produce) -> Produce:
@@ -568,8 +570,8 @@ class DelayedSender(PartitionSender):
 
     ends_with_topic: ClassVar[bool] = False
 
-    def __init__(self, sender: BatchAccumulator) -> None:
-        super().__init__(sender, DELAYED_TOPIC, 0)
+    def __init__(self, accumulator: BatchAccumulator) -> None:
+        super().__init__(accumulator, DELAYED_TOPIC, 0)
         self._description = "delayed messages"
         self.buffers: dict[tuple[str, int], DelayedPartitionBuffer] = {}
         self._deleted_topics: dict[tuple[str, int], Topic] = {}
@@ -596,9 +598,9 @@ class DelayedSender(PartitionSender):
         if not isinstance(error, UnknownTopic):
             super()._handle_error(batch, error)
             return
-        home = batch.routed_topic
-        assert home is not None, "placed"
-        self._deleted_topics[home.name, home.incarnation] = home
+        topic = batch.routed_topic
+        assert topic is not None, "placed"
+        self._deleted_topics[topic.name, topic.incarnation] = topic
         if batch.attempts <= 1 and not batch.rerouted_from_partitions:
             self._has_gap = True
             self._remove_in_flight(batch)
@@ -609,15 +611,15 @@ class DelayedSender(PartitionSender):
     def _restart(self, producer_id: int) -> None:
         """Continue under `producer_id`. Reroute the batches for deleted topics, in their original order."""
         moving, self._rerouted = self._rerouted, []
-        strays = self._batches_of_deleted_topics(self.in_flight)
-        for batch in strays:
+        sent = self._batches_of_deleted_topics(self.in_flight)
+        for batch in sent:
             self._remove_in_flight(batch)
-        waiting = self._batches_of_deleted_topics(self.queue)
-        for batch in waiting:
+        queued = self._batches_of_deleted_topics(self.queue)
+        for batch in queued:
             self.queue.remove(batch)
         buffers = self._remove_deleted_buffers()
         super()._restart(producer_id)
-        for batch in (*moving, *strays, *waiting):
+        for batch in (*moving, *sent, *queued):
             assert batch.routed_topic is not None, "placed"
             if batch.rerouted_from_partitions:
                 self._accumulator.fail_batch(batch, UnknownTopic(outcome=NOT_DONE))
@@ -638,18 +640,19 @@ class DelayedSender(PartitionSender):
 
     def _remove_deleted_buffers(self) -> list[DelayedPartitionBuffer]:
         """Remove and return the buffers of deleted topics. Invalidate the metadata of these topics."""
-        gone, self._deleted_topics = self._deleted_topics, {}
-        for home in gone.values():
-            self._accumulator.invalidate_topic(home)
-        closed = [each for each in self.buffers.values() if (each.topic.name, each.topic.incarnation) in gone]
+        deleted_topics, self._deleted_topics = self._deleted_topics, {}
+        for topic in deleted_topics.values():
+            self._accumulator.invalidate_topic(topic)
+        closed = [each for each in self.buffers.values() if (each.topic.name, each.topic.incarnation) in deleted_topics]
         for buffer in closed:
             del self.buffers[buffer.topic.name, buffer.partition]
         return closed
 
     def _batches_of_deleted_topics(self, batches: Iterable[Batch]) -> list[Batch]:
-        gone = self._deleted_topics
+        deleted_topics = self._deleted_topics
         return [
             each
             for each in batches
-            if each.routed_topic is not None and (each.routed_topic.name, each.routed_topic.incarnation) in gone
+            if each.routed_topic is not None
+            and (each.routed_topic.name, each.routed_topic.incarnation) in deleted_topics
         ]

@@ -51,16 +51,16 @@ DECISION_REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
 
 def answer_checks(link: ClientConnection, group: str, run: Executor, functions: Sequence[Check]) -> Operation[None]:
     """Answer the broker's checks with the decisions of `functions`, until cancelled. `run` calls the functions."""
-    told = ""
+    logged_code = ""
     while True:
         try:
-            for asked in (yield from _wait_for_checks(link, group)):
-                yield from _answer_check(link, run, functions, asked)
-            told = ""
+            for in_doubt in (yield from _wait_for_checks(link, group)):
+                yield from _answer_check(link, run, functions, in_doubt)
+            logged_code = ""
         except TfmqError as error:
-            if error.code != told:  # Log once per outage.
+            if error.code != logged_code:  # Log once per outage.
                 log.warning("The check of transactions of group %s is paused: %s", group, error)
-            told = error.code
+            logged_code = error.code
             yield Wait((), PAUSE_SECONDS)
         except Exception:  # For example because no thread can be started. The next check may succeed.
             log.exception("The check of transactions of group %s failed; it continues.", group)
@@ -69,42 +69,44 @@ def answer_checks(link: ClientConnection, group: str, run: Executor, functions: 
 
 def _wait_for_checks(link: ClientConnection, group: str) -> Operation[list[InDoubt]]:
     request = AwaitChecks(group, int(WAIT_SECONDS * 1000))
-    call = link.send_request(request, seconds=WAIT_SECONDS + GRACE_SECONDS)
+    pending = link.send_request(request, seconds=WAIT_SECONDS + GRACE_SECONDS)
     try:
-        while not call.done:
-            yield Wait((call,), POLL_SECONDS)
+        while not pending.done:
+            yield Wait((pending,), POLL_SECONDS)
     finally:
-        link.abandon(call)
-    return [parse_in_doubt(each) for each in call.result().checks]
+        link.abandon(pending)
+    return [parse_in_doubt(each) for each in pending.result().checks]
 
 
-def _answer_check(link: ClientConnection, run: Executor, functions: Sequence[Check], asked: InDoubt) -> Operation[None]:
-    decision = yield from run_work(run, lambda: _decide(functions, asked))
+def _answer_check(
+    link: ClientConnection, run: Executor, functions: Sequence[Check], in_doubt: InDoubt
+) -> Operation[None]:
+    decision = yield from run_work(run, lambda: _decide(functions, in_doubt))
     make = DECISION_REQUESTS.get(decision)
     if make is None:
         return
     until = link.now() + GRACE_SECONDS
-    call = yield from request_until_not_busy(link, make(asked), until=until, in_background=True)
-    if call.error is None:
-        log.info("Transaction %s: %s, as the check decided.", asked.xid, call.reply.state)
+    pending = yield from request_until_not_busy(link, make(in_doubt), until=until, in_background=True)
+    if pending.error is None:
+        log.info("Transaction %s: %s, as the check decided.", in_doubt.xid, pending.reply.state)
     else:
         text = "Transaction %s: the check returned %s, but the broker replied: %s"
-        log.warning(text, asked.xid, decision, call.error)
+        log.warning(text, in_doubt.xid, decision, pending.error)
 
 
-def _decide(functions: Sequence[Check], asked: InDoubt) -> str | None:
+def _decide(functions: Sequence[Check], in_doubt: InDoubt) -> str | None:
     """Call the functions until one returns "commit" or "rollback". Return this decision, else None. Log errors."""
     for function in list(functions):
         try:
-            decision = function(asked)
+            decision = function(in_doubt)
         except BaseException:  # Also SystemExit: a check function must not end the program.
-            log.exception("The check of transaction %s raised; it is called again later.", asked.xid)
+            log.exception("The check of transaction %s raised; it is called again later.", in_doubt.xid)
             continue
         if isinstance(decision, str) and decision in DECISION_REQUESTS:
             return decision
         if decision is not None:
             text = 'The check of transaction %s returned %r: it must return "commit", "rollback" or None.'
-            log.error(text, asked.xid, decision)
+            log.error(text, in_doubt.xid, decision)
     return None
 
 

@@ -63,7 +63,7 @@ class TransactionServices(Protocol):
 class TransactionRequests:
     """The requests of one transaction. `maybe_executed`: whether the broker may have executed the current step."""
 
-    def __init__(self, home: TransactionServices, gathering: TransactionAccumulator, beginning: BeginFields) -> None:
+    def __init__(self, manager: TransactionServices, gathering: TransactionAccumulator, beginning: BeginFields) -> None:
         self.prepared = False
         """Whether the broker has confirmed the prepare. The commit then must not send the consumer offsets again."""
         self.maybe_executed = False
@@ -77,8 +77,8 @@ class TransactionRequests:
         self.dropped_messages = 0
         """Number of messages that the broker dropped at the commit because their topics were deleted."""
         self._found_xid, self._found_epoch = beginning.xid, 0
-        self._manager = home
-        self._link = home.link
+        self._manager = manager
+        self._link = manager.link
         self._accumulator = gathering
         self._begin_fields = beginning
         self._sequence: ProducerSequence | None = None
@@ -118,10 +118,10 @@ class TransactionRequests:
         """Begin the transaction at the broker unless this was done before, and send the full batches. Does not wait."""
         pipeline = self.pipeline
         if pipeline is None:
-            home = self._manager
-            pipeline = Pipeline(home.link, home.sequences, self._begin_fields, home.seconds, self.epoch)
+            manager = self._manager
+            pipeline = Pipeline(manager.link, manager.sequences, self._begin_fields, manager.seconds, self.epoch)
             self.pipeline = pipeline
-            self._task = home.start_task(pipeline.run(), pipeline.set_failure)
+            self._task = manager.start_task(pipeline.run(), pipeline.set_failure)
         pipeline.push(self._accumulator.drain_full())
         return pipeline
 
@@ -140,8 +140,8 @@ class TransactionRequests:
         yield from self._send_all()
         self.maybe_executed = self._prepare_sent = True
         request = commands.PrepareTransaction(self.xid, self.epoch, ttl_ms, list(self.offsets.values()))
-        call = yield from self._send_request(request)
-        state = str(call.result().state)
+        pending = yield from self._send_request(request)
+        state = str(pending.result().state)
         self.prepared = state == PREPARED
         return state
 
@@ -160,14 +160,14 @@ class TransactionRequests:
         self.maybe_executed = True
         offsets = [] if self.prepared else list(self.offsets.values())
         request = commands.CommitTransaction(self.xid, self.epoch, not self.prepared, False, offsets)
-        call = yield from self._send_request(request)
+        pending = yield from self._send_request(request)
         # Without a prepare no other client can have committed the transaction: `UnknownTransaction` means a rollback.
-        never_began = self._began_here and not self.prepared and call.send_count == 1
-        if isinstance(call.error, UnknownTransaction) and never_began:
+        never_began = self._began_here and not self.prepared and pending.send_count == 1
+        if isinstance(pending.error, UnknownTransaction) and never_began:
             raise TransactionRolledBack(
                 "The transaction was rolled back before its commit arrived: it timed out, or its connection was lost."
             )
-        reply = call.result()
+        reply = pending.result()
         self._store_commit_reply(reply)
         return str(reply.state)
 
@@ -185,10 +185,10 @@ class TransactionRequests:
             return ROLLED_BACK
         self.maybe_executed = True
         request = commands.RollbackTransaction(self.xid, self.epoch, False)
-        call = yield from self._send_request(request, until=until)
-        if call.error is not None and self._ends_by_itself(call.error):
+        pending = yield from self._send_request(request, until=until)
+        if pending.error is not None and self._ends_by_itself(pending.error):
             return ROLLED_BACK
-        return str(call.result().state)
+        return str(pending.result().state)
 
     def _halt_sending(self, pipeline: Pipeline, until: float) -> Operation[bool]:
         """Wait for a begin in progress, then stop sending. Return whether the broker has begun the transaction."""
@@ -220,10 +220,10 @@ class TransactionRequests:
         kind, until = type(request), self._link.now() + self._manager.seconds if until is None else until
         doubtful = kind in self._unresolved
         self._unresolved.add(kind)
-        call = yield from request_until_not_busy(self._link, request, *bodies, until=until, maybe_sent=doubtful)
-        if call.error is None or call.error.outcome != UNKNOWN:
+        pending = yield from request_until_not_busy(self._link, request, *bodies, until=until, maybe_sent=doubtful)
+        if pending.error is None or pending.error.outcome != UNKNOWN:
             self._unresolved.discard(kind)
-        return call
+        return pending
 
     def _store_commit_reply(self, reply: commands.CommitTransactionReply | commands.TransactReply) -> None:
         self.batch_offsets, self.dropped_messages, dropped = reply.offsets, reply.dropped, reply.dropped
@@ -250,12 +250,12 @@ class TransactionRequests:
             for attempt in range(SEQUENCES_TRIED):
                 if attempt:
                     self._sequence, self.maybe_executed = None, False
-                stream = yield from self._sequence_for(batches, until, fresh=attempt > 0)
+                producer_sequence = yield from self._sequence_for(batches, until, fresh=attempt > 0)
                 self.maybe_executed = True
-                call = yield from self._send_transact(stream, batches, until)
-                if not _sequence_rejected(call):
+                pending = yield from self._send_transact(producer_sequence, batches, until)
+                if not _sequence_rejected(pending):
                     break
-            reply = call.result()
+            reply = pending.result()
             done = True
         except TfmqError as error:
             if error.outcome == "not done":
@@ -266,8 +266,8 @@ class TransactionRequests:
                 self._accumulator.requeue(batches)
         self._sent_batches = batches
         self._store_commit_reply(reply)
-        stream.sequence += sum([batch.count for batch in batches])
-        self._manager.sequences.release(stream)
+        producer_sequence.sequence += sum([batch.count for batch in batches])
+        self._manager.sequences.release(producer_sequence)
         return str(reply.state)
 
     def _sequence_for(
@@ -277,28 +277,30 @@ class TransactionRequests:
 
         `fresh`: take a newly leased id instead of an id from the pool.
         """
-        stream = self._sequence
-        if stream is None:
-            streams = self._manager.sequences
-            stream = yield from (streams.lease_new(until) if fresh else streams.acquire(until))
-            if not stream.has_room_for(sum([batch.count for batch in batches])):
-                stream = yield from streams.lease_new(until)
-            stream.number += 1
-            self._sequence = stream
-        return stream
+        producer_sequence = self._sequence
+        if producer_sequence is None:
+            pool = self._manager.sequences
+            producer_sequence = yield from (pool.lease_new(until) if fresh else pool.acquire(until))
+            if not producer_sequence.has_room_for(sum([batch.count for batch in batches])):
+                producer_sequence = yield from pool.lease_new(until)
+            producer_sequence.number += 1
+            self._sequence = producer_sequence
+        return producer_sequence
 
     def _send_transact(
-        self, stream: ProducerSequence, batches: Sequence[TransactionBatch], until: float
+        self, producer_sequence: ProducerSequence, batches: Sequence[TransactionBatch], until: float
     ) -> Operation[PendingRequest]:
-        rows, bodies, sequence = [], [], stream.sequence
+        rows, bodies, sequence = [], [], producer_sequence.sequence
         for batch in batches:
-            encoded = batch.assign_sequence(stream.producer_id, sequence)
+            encoded = batch.assign_sequence(producer_sequence.producer_id, sequence)
             size = len(encoded.data)
-            place = (batch.topic, batch.incarnation, batch.partition, sequence, batch.count, size)
-            rows.append(commands.TransactionBatch(*place, encoded.blocks, batch.due_field))  # type: ignore[arg-type]
+            fields = (batch.topic, batch.incarnation, batch.partition, sequence, batch.count, size)
+            rows.append(commands.TransactionBatch(*fields, encoded.blocks, batch.due_field))  # type: ignore[arg-type]
             bodies.append(encoded.data)
             sequence += batch.count
-        request = commands.Transact(stream.producer_id, stream.number, rows, list(self.offsets.values()))
+        request = commands.Transact(
+            producer_sequence.producer_id, producer_sequence.number, rows, list(self.offsets.values())
+        )
         return self._send_request(request, *bodies, until=until)
 
     # End of the transaction
@@ -331,17 +333,19 @@ class TransactionRequests:
         """Yield all sent or queued batches in order; None for a batch that is freed, as no handle refers to it."""
         yield from self._sent_batches
         if self.pipeline is not None:
-            yield from (held() for held in self.pipeline.journalled_batches)
+            yield from (reference() for reference in self.pipeline.journalled_batches)
             yield from self.pipeline.unacked_batches()
 
 
-def _sequence_rejected(call: PendingRequest) -> bool:
+def _sequence_rejected(pending: PendingRequest) -> bool:
     """Return whether the broker rejected the producer sequence and has certainly not executed the request.
 
     The broker raises `SequenceGap` only after its check for duplicates, so no earlier attempt was executed either. The
     other `SEQUENCE_ERRORS` prove this only if the request was sent once.
     """
-    return isinstance(call.error, SequenceGap) or (isinstance(call.error, SEQUENCE_ERRORS) and call.send_count == 1)
+    return isinstance(pending.error, SequenceGap) or (
+        isinstance(pending.error, SEQUENCE_ERRORS) and pending.send_count == 1
+    )
 
 
 def _raise_if_failed(error: TfmqError | None) -> None:

@@ -77,7 +77,7 @@ class CommitGroupWriter:
     def __init__(
         self,
         link: ClientConnection,
-        streams: ProducerSequencePool,
+        sequences: ProducerSequencePool,
         member: commands.CommitMember,
         *,
         seconds: float,
@@ -89,7 +89,7 @@ class CommitGroupWriter:
         self.already_committed = False
         self.sent_bytes = self.sent_messages = 0
         """The total size and number of the messages in the prepared members."""
-        self._link, self._sequences, self._member = link, streams, member
+        self._link, self._sequences, self._member = link, sequences, member
         self._seconds, self._ttl_ms = seconds, ttl_ms
         self._start_task, self._call_later = start, later
         self._pipeline: Pipeline | None = None
@@ -138,14 +138,14 @@ class CommitGroupWriter:
         if pipeline is not None and pipeline.begun:
             names.append(commands.TransactionName(pipeline.xid, pipeline.epoch))
         self._end_member()
-        calls = [
+        requests = [
             self._link.send_request(commands.RollbackTransaction(xid, epoch, False), seconds=seconds)
             for xid, epoch in names
         ]
-        for call in calls:
-            while not call.done and self._link.now() < until:
-                yield Wait((call,), until - self._link.now())
-            self._link.abandon(call)
+        for pending in requests:
+            while not pending.done and self._link.now() < until:
+                yield Wait((pending,), until - self._link.now())
+            self._link.abandon(pending)
 
     def _begin_member(self) -> Pipeline:
         link, seconds = self._link, self._seconds
@@ -175,7 +175,7 @@ class CommitGroupWriter:
         if self.already_committed:
             return
         message = commands.PrepareTransaction(pipeline.xid, pipeline.epoch, self._ttl_ms, [])
-        yield from _request_until_answered(self._link, message, self._seconds)
+        yield from _request_until_replied(self._link, message, self._seconds)
         self.prepared.append(commands.TransactionName(pipeline.xid, pipeline.epoch))
         self.sent_bytes += pipeline.sent_bytes
         self.sent_messages += pipeline.message_count
@@ -228,30 +228,30 @@ def commit_sequence(
     the reply of that commit is returned. Raises `GroupStale` if a later sequence was committed, or this one with
     another number of rows, `GroupFenced` if the run was aborted, `GroupIncomplete` if a transaction is not prepared.
     """
-    reply: commands.CommitGroupReply = yield from _request_until_answered(link, message, seconds)
+    reply: commands.CommitGroupReply = yield from _request_until_replied(link, message, seconds)
     return reply
 
 
 def abort_sequence(link: ClientConnection, group: str, sequence: int, run: str, seconds: float) -> Operation[str]:
     """Let the broker reject `run` from now on. Return "committed" if the sequence was committed, else "aborted"."""
-    reply = yield from _request_until_answered(link, commands.AbortCommitGroup(group, sequence, run), seconds)
+    reply = yield from _request_until_replied(link, commands.AbortCommitGroup(group, sequence, run), seconds)
     return str(reply.state)
 
 
 def forget_group(link: ClientConnection, group: str, seconds: float) -> Operation[bool]:
     """Let the broker forget the group's last committed sequence. Return False if the group had none."""
-    reply = yield from _request_until_answered(link, commands.ForgetCommitGroup(group), seconds)
+    reply = yield from _request_until_replied(link, commands.ForgetCommitGroup(group), seconds)
     return bool(reply.forgotten)
 
 
-def _request_until_answered(link: ClientConnection, message: Any, seconds: float) -> Operation[Any]:
+def _request_until_replied(link: ClientConnection, message: Any, seconds: float) -> Operation[Any]:
     """Send a request. Repeat it after each timeout, as long as the broker answers a ping within `seconds`."""
     doubtful = False
     while True:
-        call = yield from request_until_not_busy(
+        pending = yield from request_until_not_busy(
             link, message, until=link.now() + seconds, in_background=True, maybe_sent=doubtful
         )
-        if not isinstance(call.error, TimedOut):
-            return call.result()
+        if not isinstance(pending.error, TimedOut):
+            return pending.result()
         doubtful = True
         yield from request(link, commands.Ping(), seconds=seconds)

@@ -133,10 +133,10 @@ class TransactionAccumulator:
         return not self._full and not any(batch.payloads for batch in self._open.values())
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        sender = self._accumulator
+        accumulator = self._accumulator
         length = 0 if payload is None else len(payload)
-        sender.check_size(length)
-        part = sender.encode_attribute_part(message)
+        accumulator.check_size(length)
+        part = accumulator.encode_attribute_part(message)
         due = due_number(message.delay, message.deliver_at)
         batch = self._open_batch_for(topic, message, due is not None)
         size = length + batch.overhead_bytes + len(part or b"")
@@ -192,8 +192,8 @@ class TransactionAccumulator:
         return self._full_bytes + sum([BATCH_BYTES - batch.room_bytes for batch in self._open.values()])
 
     def drain_full(self) -> list[TransactionBatch]:
-        taken, self._full, self._full_bytes = self._full, [], 0
-        return taken
+        full_batches, self._full, self._full_bytes = self._full, [], 0
+        return full_batches
 
     def drain_all(self) -> list[TransactionBatch]:
         """Close, remove and return every batch that has messages."""
@@ -233,11 +233,12 @@ class TransactionAccumulator:
         return batch
 
     def _pin_topic(self, name: str) -> Topic:
-        sender = self._accumulator
-        entry = sender.topic_entry(name)
+        accumulator = self._accumulator
+        entry = accumulator.topic_entry(name)
         assert entry.metadata is not None, "asked for before"
-        if sender.metadata.is_stale(name):
-            sender.request_metadata(entry)  # For later transactions, because this transaction uses the old metadata.
+        if accumulator.metadata.is_stale(name):
+            # For later transactions, because this transaction uses the old metadata.
+            accumulator.request_metadata(entry)
         self._topics[name] = entry.metadata
         return entry.metadata
 
@@ -284,7 +285,7 @@ class Pipeline:
     def __init__(
         self,
         link: ClientConnection,
-        streams: ProducerSequencePool,
+        sequences: ProducerSequencePool,
         beginning: BeginFields,
         seconds: float,
         epoch: int = 0,
@@ -303,7 +304,7 @@ class Pipeline:
         self.journalled_batches: list[weakref.ref[TransactionBatch]] = []
         """The acknowledged batches, in order. The references are weak, so a batch without delivery handles is freed."""
         self._link = link
-        self._sequences = streams
+        self._sequences = sequences
         self._seconds = seconds
         self._connection = 0
         self._queue: deque[TransactionBatch] = deque()
@@ -342,9 +343,9 @@ class Pipeline:
 
     def stop(self) -> None:
         """Stop after the transaction's end. Release its producer id unless a batch has failed or is in flight."""
-        stream, self._sequence = self._sequence, None
-        if stream is not None and not self._in_flight and self.failure is None:
-            self._sequences.release(stream)
+        producer_sequence, self._sequence = self._sequence, None
+        if producer_sequence is not None and not self._in_flight and self.failure is None:
+            self._sequences.release(producer_sequence)
         self._changed_event.complete()
 
     def set_failure(self, error: Exception) -> None:
@@ -368,8 +369,8 @@ class Pipeline:
                     self._queued_event = Event()
                 yield from self._process_replies()
         finally:
-            for _, call in self._in_flight:
-                self._link.abandon(call)
+            for _, pending in self._in_flight:
+                self._link.abandon(pending)
 
     def _begin(self) -> Operation[None]:
         link = self._link
@@ -390,23 +391,25 @@ class Pipeline:
         with its connection. So after a lost connection a new transaction is begun.
         """
         named = bool(self.begin_fields.xid)
-        strange = False
+        id_replaced = False
         while True:
-            stream = self._sequence
-            assert stream is not None, "taken before"
-            stream.number += 1
-            request = BeginTransaction(stream.producer_id, stream.number, *self.begin_fields)
-            call = yield from request_until_not_busy(self._link, request, until=until, in_background=True, repeat=named)
-            if isinstance(call.error, SEQUENCE_ERRORS) and not strange:
-                strange = True
+            producer_sequence = self._sequence
+            assert producer_sequence is not None, "taken before"
+            producer_sequence.number += 1
+            request = BeginTransaction(producer_sequence.producer_id, producer_sequence.number, *self.begin_fields)
+            pending = yield from request_until_not_busy(
+                self._link, request, until=until, in_background=True, repeat=named
+            )
+            if isinstance(pending.error, SEQUENCE_ERRORS) and not id_replaced:
+                id_replaced = True
                 self._sequence = yield from self._sequences.lease_new(until)
             elif (
                 named
-                or not isinstance(call.error, ConnectionFailed)
+                or not isinstance(pending.error, ConnectionFailed)
                 or not self._link.connection_count
                 or self._link.now() >= until
             ):
-                reply: BeginTransactionReply = call.result()
+                reply: BeginTransactionReply = pending.result()
                 return reply
 
     # Sending
@@ -416,21 +419,20 @@ class Pipeline:
         while self._queue and (
             not self._in_flight or (len(self._in_flight) < most and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX)
         ):
-            batch, stream = self._queue[0], self._sequence
-            assert stream is not None, "begun"
-            if batch.producer_id != stream.producer_id:
-                if not stream.has_room_for(batch.count):
+            batch, producer_sequence = self._queue[0], self._sequence
+            assert producer_sequence is not None, "begun"
+            if batch.producer_id != producer_sequence.producer_id:
+                if not producer_sequence.has_room_for(batch.count):
                     return  # `run` takes another producer id when all batches in flight are acknowledged.
-                batch.assign_sequence(stream.producer_id, stream.sequence)
-                stream.sequence += batch.count
+                batch.assign_sequence(producer_sequence.producer_id, producer_sequence.sequence)
+                producer_sequence.sequence += batch.count
             self._queue.popleft()
             encoded = batch.encoded
             assert encoded is not None, "numbered"
-            place = (batch.topic, batch.incarnation, batch.partition)
-            numbers = (batch.producer_id, batch.sequence, batch.count)
-            request = Produce(*place, *numbers, ACKS_WRITTEN, encoded.blocks, batch.due_field, self.epoch)  # type: ignore[arg-type]
-            call = self._link.send_request(request, encoded.data, seconds=self._seconds, in_background=True)
-            self._in_flight.append((batch, call))
+            fields = (batch.topic, batch.incarnation, batch.partition, batch.producer_id, batch.sequence, batch.count)
+            request = Produce(*fields, ACKS_WRITTEN, encoded.blocks, batch.due_field, self.epoch)  # type: ignore[arg-type]
+            pending = self._link.send_request(request, encoded.data, seconds=self._seconds, in_background=True)
+            self._in_flight.append((batch, pending))
             self._in_flight_bytes += batch.size_bytes
 
     # Replies
@@ -440,9 +442,9 @@ class Pipeline:
         backoff = Backoff(TRANSACTION_PAUSE_SECONDS, TRANSACTION_PAUSE_SECONDS_MAX)
         self._progress_at = self._link.now()
         while (refusal := self._ack_in_order()) is not None:
-            for _, call in self._in_flight:
-                while not call.done:
-                    yield Wait((call,))
+            for _, pending in self._in_flight:
+                while not pending.done:
+                    yield Wait((pending,))
             self._queue.extendleft(batch for batch, _ in reversed(self._in_flight))
             self._in_flight.clear()
             self._in_flight_bytes = 0
@@ -460,8 +462,8 @@ class Pipeline:
         """Process the replies in order, up to the first one that is missing or an error. Return the error, or None."""
         acked = self.batch_count
         while self._in_flight and self._in_flight[0][1].done:
-            batch, call = self._in_flight[0]
-            if call.error is not None:
+            batch, pending = self._in_flight[0]
+            if pending.error is not None:
                 break
             self._in_flight.popleft()
             self._in_flight_bytes -= batch.size_bytes
@@ -524,20 +526,20 @@ class ProducerSequencePool:
         self._producer_ids = identities
         self._free: list[ProducerSequence] = []
 
-    def release(self, stream: ProducerSequence) -> None:
+    def release(self, producer_sequence: ProducerSequence) -> None:
         """Return a producer id to the pool. Its `sequence` must be the sequence that the broker expects next."""
-        stream.used_at = self._link.now()
+        producer_sequence.used_at = self._link.now()
         if len(self._free) < FREE_SEQUENCES_MAX:
-            self._free.append(stream)
+            self._free.append(producer_sequence)
 
     def acquire(self, until: float) -> Operation[ProducerSequence]:
         """Return a free producer id, or else a newly leased one. Raises the errors that `lease_new` names."""
         # The broker forgets idle producer ids, so ids that were idle for half of that time are not used any more.
         oldest = self._link.now() - self._link.limits["producer_idle_seconds"] / 2
         while self._free:
-            stream = self._free.pop()
-            if stream.used_at > oldest:
-                return stream
+            producer_sequence = self._free.pop()
+            if producer_sequence.used_at > oldest:
+                return producer_sequence
         return (yield from self.lease_new(until))
 
     def lease_new(self, until: float) -> Operation[ProducerSequence]:

@@ -121,6 +121,6 @@ def with_advice(error: TfmqError, xid: str | None) -> TfmqError:
     again = "calling it again returns the outcome, and cannot execute it twice"
     if xid is not None:
         again = f"calling it again returns the outcome, or producer.resume({xid!r}) in any process"
-    told = type(error)(f"{error.sentence} Whether it was executed is not known: {again}.", outcome=UNKNOWN)
-    told.details = error.details
-    return told
+    failure = type(error)(f"{error.sentence} Whether it was executed is not known: {again}.", outcome=UNKNOWN)
+    failure.details = error.details
+    return failure

@@ -56,12 +56,12 @@ EXIT_ROLLBACK_SECONDS: Final = 5.0
 class TransactionCore:
     """One transaction, used under the driver's lock. A step (prepare, commit, rollback) may be repeated."""
 
-    def __init__(self, home: ProducerTransactions, beginning: BeginFields) -> None:
-        self.manager = home
-        self.producer = home.producer
+    def __init__(self, manager: ProducerTransactions, beginning: BeginFields) -> None:
+        self.manager = manager
+        self.producer = manager.producer
         self.state: str = states.OPEN
         self.accumulator = TransactionAccumulator(self, self.producer.accumulator)
-        self.requests = TransactionRequests(home, self.accumulator, beginning)
+        self.requests = TransactionRequests(manager, self.accumulator, beginning)
         self.shared_batches = self.accumulator.shared_batches
         """The open batches to which `send` appends plain messages directly; empty while no message may be sent."""
         self.entered = False
@@ -188,8 +188,8 @@ class TransactionCore:
         Call this without the driver's lock, because the consumers have locks of their own.
         """
         if self.state in states.FINISHED:
-            told, self._handed_out = self._handed_out, {}
-            for each in told.values():
+            notified, self._handed_out = self._handed_out, {}
+            for each in notified.values():
                 if self.state in states.SUCCEEDED:
                     each.mark_committed()
                 else:
@@ -228,9 +228,9 @@ class TransactionCore:
             state = yield from work()
         except TfmqError as error:
             self._handle_error(error)
-            told = states.with_advice(error, self.xid if self.requests.begun else None)
-            self._finish_step(states.state_after_error(step, error) or self._state_if_not_executed(before), told)
-            raise told from error
+            failure = states.with_advice(error, self.xid if self.requests.begun else None)
+            self._finish_step(states.state_after_error(step, error) or self._state_if_not_executed(before), failure)
+            raise failure from error
         except BaseException:
             executed = self.requests.maybe_executed
             self._finish_step(states.IN_DOUBT if executed else self._state_if_not_executed(before), None)
@@ -500,8 +500,8 @@ class ProducerTransactions:
         )
 
     def send_request(self, request: Any) -> Operation[Any]:
-        call = yield from request_until_not_busy(self.link, request, until=self.link.now() + self.seconds)
-        return call.result()
+        pending = yield from request_until_not_busy(self.link, request, until=self.link.now() + self.seconds)
+        return pending.result()
 
     def start_task(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
         driver = self.producer.driver
@@ -521,11 +521,11 @@ class ProducerTransactions:
         self._open.pop(transaction, None)
         if committed:
             self.committed += 1
-            sender = self.producer.accumulator
+            accumulator = self.producer.accumulator
             messages, batches, size_bytes = transaction.requests.sent_counts()
-            sender.sent_messages += messages
-            sender.sent_batches += batches
-            sender.sent_bytes += size_bytes
+            accumulator.sent_messages += messages
+            accumulator.sent_batches += batches
+            accumulator.sent_bytes += size_bytes
         else:
             self.rolled_back += 1
 
