@@ -44,16 +44,16 @@ class InFlightLimit:
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._releasing = False
 
-    def acquire(self, size_bytes: int, go: Callable[[], None]) -> None:
+    def acquire(self, size_bytes: int, proceed: Callable[[], None]) -> None:
         """Call `go()` as soon as the limit permits `size_bytes` more. These bytes are counted until `release`.
 
         Callers are served in order. A size above the limit is permitted when nothing else is counted.
         """
         if not self._waiting and self._has_room(size_bytes):
             self.in_flight_bytes += size_bytes
-            go()
+            proceed()
         else:
-            self._waiting.append((size_bytes, go))
+            self._waiting.append((size_bytes, proceed))
 
     def _has_room(self, size_bytes: int) -> bool:
         return not self.in_flight_bytes or self.in_flight_bytes + size_bytes <= self._maximum
@@ -62,16 +62,16 @@ class InFlightLimit:
         """Stop counting `size_bytes`, then serve waiting callers. Called when the bytes are durable, when they were not
         written, and when their target has stopped."""
         self.in_flight_bytes -= size_bytes
-        # If a `go` called below calls `release`, that inner call returns here, and the outer loop continues. Otherwise
-        # thousands of calls could be nested.
+        # If a `proceed` called below calls `release`, that inner call returns here, and the outer loop continues.
+        # Otherwise thousands of calls could be nested.
         if self._releasing:
             return
         self._releasing = True
         try:
             while self._waiting and self._has_room(self._waiting[0][0]):
-                size, go = self._waiting.popleft()
+                size, proceed = self._waiting.popleft()
                 self.in_flight_bytes += size
-                go()
+                proceed()
         finally:
             self._releasing = False
 
@@ -121,12 +121,12 @@ class ApplyQueue(ABC):
                 return
 
     def _check_target(self) -> bool:
-        destination, key = self._queues.destination, self.key
-        if key != OFFSETS_KEY and destination.display_name(key) is None:
+        target, key = self._queues.destination, self.key
+        if key != OFFSETS_KEY and target.display_name(key) is None:
             self.drop_all()
             return False
         self._position_known = True
-        return self._drop_applied(destination.last_applied(key, self._queues.source))
+        return self._drop_applied(target.last_applied(key, self._queues.source))
 
     def _failed(self, error: BaseException) -> None:
         """Handle the failure of an effect: drop all effects if the topic is deleted, else block the queue."""
@@ -225,7 +225,7 @@ class ApplyQueues(Generic[Queue]):
             try:
                 queue.send_next()
             except BaseException as error:
-                # Nobody marks the other queues again.
+                # Keep the other queues marked: no other code marks them again.
                 queues = list(ready)
                 for other in queues[queues.index(queue) + 1 :]:
                     self.continue_next_turn(other)

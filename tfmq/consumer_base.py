@@ -48,7 +48,7 @@ class BaseConsumer:
         self._driver = driver
         self._executor: Executor = driver.run_in_threads if awaits else driver.run_in_thread
         self._core = ConsumerCore(
-            options, link, self._executor, wake_driver=driver.wake, flush=driver.flush, raise_flag=driver.set_event
+            options, link, self._executor, wake_driver=driver.wake, flush=driver.flush, complete_event=driver.set_event
         )
         driver.tickers.append(self._core.tasks)
         driver.on_fork.append(self._core.reset_after_fork)
@@ -86,7 +86,7 @@ class BaseConsumer:
             order=order,
             tracebacks=tracebacks,
             wall_clock=wall_clock,
-            raise_flag=Event.complete if self._handling.is_async else self._driver.set_event,
+            complete_event=Event.complete if self._handling.is_async else self._driver.set_event,
         )
         if store is not None:
             # The default store is not logged here: its path is not known before the client is connected.

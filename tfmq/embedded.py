@@ -138,9 +138,9 @@ def terminate_with_parent() -> Callable[[], None] | None:
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
-    def ask() -> None:
+    def request_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent died before prctl was called
             os._exit(1)
 
-    return ask
+    return request_signal

@@ -67,7 +67,7 @@ class Retrying:
     def stop(self) -> None:
         """Lease no more letters; `run` ends after the letter in progress.
 
-        The caller must hold the driver's lock. Code without the lock calls `raise_flag(stop_asked)` of the driver.
+        The caller must hold the driver's lock. Code without the lock calls `set_event(stop_asked)` of the driver.
         """
         self.stop_asked.complete()
 

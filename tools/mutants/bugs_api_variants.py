@@ -74,10 +74,10 @@ LOCAL_BROKERS: Final = (
         "second-broker-beside-one-without-an-address",
         "no broker is started beside one that has locked the folder",
         _FOLDERS,
-        ("            if self._is_locked():\n                holder = self._read_text(LOCK_NAME).strip()\n"),
+        ("            if self._is_locked():\n                owner = self._read_text(LOCK_NAME).strip()\n"),
         (
             "            if self._is_locked() and self._broker_started:\n"
-            "                holder = self._read_text(LOCK_NAME).strip()\n"
+            "                owner = self._read_text(LOCK_NAME).strip()\n"
         ),
         [FOLDERS],
     ),
@@ -183,9 +183,9 @@ REACTORS: Final = (
         "waiter-goes-on-inside-of-what-woke-it",
         "a waiting caller continues in a turn of its own",
         _TWISTED,
-        "        self._ready.append(over)\n        if not self._firing:\n"
+        "        self._ready.append(sleep)\n        if not self._firing:\n"
         "            self._firing = True\n            self.reactor.callLater(0, self._fire)\n",
-        "        if not over.called:\n            over.callback(None)\n",
+        "        if not sleep.called:\n            sleep.callback(None)\n",
         [TWISTED],
     ),
     Mutant(

@@ -96,8 +96,8 @@ COMMAND_LINE: Final = (
         "purge-beyond-the-end",
         "a purge before an offset after the end removes nothing",
         "tfmq/client/admin/admin.py",
-        "    if type(before) is int and before > located.end_offset:\n",
-        "    if type(before) is int and before > located.end_offset << 40:\n",
+        "    if type(position) is int and position > located.end_offset:\n",
+        "    if type(position) is int and position > located.end_offset << 40:\n",
         ["tests/client/admin/test_admin.py::test_a_purge_before_what_is_not_there_yet_removes_nothing"],
     ),
     Mutant(

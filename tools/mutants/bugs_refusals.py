@@ -84,7 +84,7 @@ HANDLERS: Final = (
         "what-is-to-be-awaited-is-a-yes",
         "a filter that returns neither True nor False passes nothing",
         "tfmq/client/consumer/fetcher.py",
-        "                _raise_if_awaitable(wanted)\n",
+        "                _raise_if_awaitable(accepted)\n",
         "                pass\n",
         ["tests/client/consumer/test_fetcher.py"],
     ),

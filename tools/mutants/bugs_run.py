@@ -28,7 +28,7 @@ LANES_AND_CALLS: Final = (
         "order-by-key-is-no-order",
         "messages of one key are handled one after the other",
         _QUEUES,
-        "        return None if key is None else (*place, key)\n",
+        "        return None if key is None else (*partition, key)\n",
         "        return None\n",
         [QUEUES],
     ),
@@ -36,7 +36,7 @@ LANES_AND_CALLS: Final = (
         "order-by-key-over-partitions",
         "the same key in two partitions is in two ordered queues",
         _QUEUES,
-        "        return None if key is None else (*place, key)\n",
+        "        return None if key is None else (*partition, key)\n",
         "        return None if key is None else (key,)\n",
         [QUEUES],
     ),
@@ -94,12 +94,12 @@ LANES_AND_CALLS: Final = (
         _RUNNING,
         (
             "            state = yield from self._retry_store(\n"
-            "                lambda: store.record_failure(message, failure, begun=begun, noted=noted)\n"
+            "                lambda: store.record_failure(message, failure, begun=begun, noted=log_if_final)\n"
             "            )\n"
         ),
         (
             "            state = FAILING if job.failures < 6 else (yield from self._retry_store(\n"
-            "                lambda: store.record_failure(message, failure, begun=begun, noted=noted)\n"
+            "                lambda: store.record_failure(message, failure, begun=begun, noted=log_if_final)\n"
             "            ))\n"
         ),
         [f"{RUNNING}::test_calls_far_after_the_start_are_noted_over_a_kill_too"],
@@ -116,7 +116,7 @@ LANES_AND_CALLS: Final = (
         "failing-messages-of-a-killed-consumer-not-looked-up",
         "a failing message of a killed consumer is handled once the next consumer handles it",
         _RUNNING,
-        "            job.count_before_call = message.offset in ledger.failing_offsets\n",
+        "            job.count_before_call = message.offset in tracker.failing_offsets\n",
         "            job.count_before_call = False\n",
         [f"{RUNNING}::test_what_failed_far_after_the_start_is_handled_when_the_next_consumer_handles_it"],
     ),

@@ -119,8 +119,8 @@ LOOPS: Final = (
         "failing-body-without-end",
         "in a loop a message is called `retries` more times, too",
         _HANDLING,
-        "            if final or not here or calls > options.retries:\n",
-        "            if final or not here or calls > options.retries + 1:\n",
+        "            if final or not redeliverable or calls > options.retries:\n",
+        "            if final or not redeliverable or calls > options.retries + 1:\n",
         [HANDLING],
     ),
     Mutant(
@@ -135,8 +135,8 @@ LOOPS: Final = (
         "polled-message-that-fails-comes-again",
         "a polled message that fails is a dead letter at once",
         _HANDLING,
-        "        here = core.positions.current is message or core.will_redeliver(message)\n",
-        "        here = True\n",
+        "        redeliverable = core.positions.current is message or core.will_redeliver(message)\n",
+        "        redeliverable = True\n",
         [HANDLING],
     ),
     Mutant(

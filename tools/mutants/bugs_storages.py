@@ -110,8 +110,8 @@ FILES: Final = (
         "claims-under-one-number-for-all",
         "each partition is claimed under its own generation",
         "tfmq/client/consumer/offset_commit.py",
-        "            grants.setdefault(self._owner.generation_of(name), []).append(name)\n",
-        "            grants.setdefault(self._owner.generation, []).append(name)\n",
+        "            by_generation.setdefault(self._owner.generation_of(name), []).append(name)\n",
+        "            by_generation.setdefault(self._owner.generation, []).append(name)\n",
         [OFFSETS],
     ),
 )
@@ -145,11 +145,8 @@ DATABASES: Final = (
         "offset-of-one-message-is-that-of-all",
         "an offset in a transaction is the one after the given message",
         "tfmq/client/consumer/external_offsets.py",
-        (
-            "        places = positions.transaction_positions() if message is None else dict([positions.posit"
-            "ion_after(message)])\n"
-        ),
-        "        places = positions.transaction_positions()\n",
+        "positions.transaction_positions() if message is None else dict([positions.position_after(message)])",
+        "positions.transaction_positions()",
         [STORAGE],
     ),
     Mutant(

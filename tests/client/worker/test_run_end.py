@@ -148,7 +148,7 @@ def test_ctrl_c_is_no_keyboard_interrupt_the_first_time() -> None:
 
 def test_unwanted_or_in_another_thread_it_does_nothing() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with signal_handlers(lambda: None, wanted=False):
+    with signal_handlers(lambda: None, enabled=False):
         assert signal.getsignal(signal.SIGTERM) is before
     found = []
 

@@ -329,8 +329,8 @@ class AdminCore:
         more = limit is None or limit > 0
         while more:
             page = int(TRANSACTIONS_PER_PAGE) if limit is None else min(limit - len(found), TRANSACTIONS_PER_PAGE)
-            asked = None if states is None else list(states)
-            reply = yield from self._request(commands.ListTransactions(asked, after, page, group or ""))
+            selected = None if states is None else list(states)
+            reply = yield from self._request(commands.ListTransactions(selected, after, page, group or ""))
             found += [transaction_description(each) for each in reply.transactions]
             last_epoch = reply.after or (found[-1].epoch if found else after)
             more = reply.more and last_epoch > after and len(found) != limit
@@ -454,16 +454,16 @@ class AdminCore:
         first_due = 0 if first is None else moment_ms(first)
         end_due = commands.DUE_MAX if end is None else moment_ms(end)
         filters = (topic_field(topic), partition, key.encode() if isinstance(key, str) else key, first_due, end_due)
-        behind = "" if after is None else check_handle(after)
+        last_handle = "" if after is None else check_handle(after)
         found: list[DelayedDescription] = []
         more = limit is None or limit > 0
         while more:
             page = int(DELAYED_PER_PAGE) if limit is None else min(limit - len(found), DELAYED_PER_PAGE)
-            reply = yield from self._request(commands.ListDelayed(*filters, behind, page))
+            reply = yield from self._request(commands.ListDelayed(*filters, last_handle, page))
             found += [delayed_description(row) for row in reply.delayed]
-            last = reply.after or (found[-1].handle if found else behind)
-            more = reply.more and last != behind and len(found) != limit
-            behind = last
+            last = reply.after or (found[-1].handle if found else last_handle)
+            more = reply.more and last != last_handle and len(found) != limit
+            last_handle = last
         return found
 
     def delayed_histogram(self, edges: Sequence[Moment], topic: str | None = None) -> Operation[DelayedCounts]:
@@ -594,7 +594,7 @@ class AdminCore:
         return (yield from get_topic(self._link, self._metadata, name, seconds=self._seconds))
 
 
-def _partitions_of(topic: Topic, partition: int | None, place: PartitionPosition) -> list[int]:
+def _partitions_of(topic: Topic, partition: int | None, position: PartitionPosition) -> list[int]:
     """Return the numbers of the partitions to process: the given partition, or all partitions of the topic.
 
     Raises `BadRequest` for an offset or ordinal and several partitions, because each partition has its own offsets.
@@ -602,8 +602,8 @@ def _partitions_of(topic: Topic, partition: int | None, place: PartitionPosition
     if partition is not None:
         return [partition]
     numbers = [each.number for each in topic.partitions]
-    if len(numbers) > 1 and (type(place) is int or isinstance(place, Ordinal)):
-        what = "an ordinal" if isinstance(place, Ordinal) else "an offset"
+    if len(numbers) > 1 and (type(position) is int or isinstance(position, Ordinal)):
+        what = "an ordinal" if isinstance(position, Ordinal) else "an offset"
         raise BadRequest(
             f"The topic {topic.name} has {len(numbers)} partitions, and {what} belongs to one of them: say which with"
             " partition=."
@@ -624,46 +624,46 @@ def _check_states(states: Any) -> None:
             )
 
 
-def refuse_reset_beyond_end(topic: str, partition: int, place: PartitionPosition, located: LocatedPosition) -> None:
+def refuse_reset_beyond_end(topic: str, partition: int, position: PartitionPosition, located: LocatedPosition) -> None:
     """Raises `OffsetOutOfRange` for an offset or ordinal after the end: a group reset to it would skip all messages."""
-    _refuse_beyond_end(topic, partition, place, located, 'no offset was changed. The end is "latest"')
+    _refuse_beyond_end(topic, partition, position, located, 'no offset was changed. The end is "latest"')
 
 
 NOTHING_REMOVED: Final = 'nothing was removed. To remove everything: "latest"'
 
 
 def _refuse_beyond_end(
-    topic: str, partition: int, before: PartitionPosition, located: LocatedPosition, outcome: str
+    topic: str, partition: int, position: PartitionPosition, located: LocatedPosition, outcome: str
 ) -> None:
-    """Raises `OffsetOutOfRange` if `before` is an offset or ordinal after the partition's end, which `located` has.
+    """Raises `OffsetOutOfRange` if `position` is an offset or ordinal after the partition's end, which `located` has.
 
     `outcome`: the last part of the error's text, which says what was not changed.
     """
-    if type(before) is int and before > located.end_offset:
-        asked, end, what = before, located.end_offset, "offset"
-    elif isinstance(before, Ordinal) and before.number > located.end_ordinal:
-        asked, end, what = before.number, located.end_ordinal, "ordinal"
+    if type(position) is int and position > located.end_offset:
+        value, end, what = position, located.end_offset, "offset"
+    elif isinstance(position, Ordinal) and position.number > located.end_ordinal:
+        value, end, what = position.number, located.end_ordinal, "ordinal"
     else:
         return
     raise OffsetOutOfRange(
-        f"Partition {partition} of {topic} ends at {what} {end}; {asked} is not there, and {outcome}.",
+        f"Partition {partition} of {topic} ends at {what} {end}; {value} is not there, and {outcome}.",
         first=located.first_offset,
         end=located.end_offset,
     )
 
 
-def locate_fields(place: PartitionPosition) -> tuple[int, int]:
+def locate_fields(position: PartitionPosition) -> tuple[int, int]:
     """Return the fields `by` and `value` of a LOCATE request for a position. Raises `BadRequest` for other values."""
-    if place == "earliest":
+    if position == "earliest":
         return commands.BY_EARLIEST, 0
-    if place == "latest":
+    if position == "latest":
         return commands.BY_LATEST, 0
-    if isinstance(place, Ordinal):
-        return commands.BY_ORDINAL, place.number
-    if isinstance(place, datetime):
-        if place.tzinfo is None:
-            raise BadRequest(f"{place} has no time zone: give an aware datetime.")
-        return commands.BY_TIME_MS, int(place.timestamp() * 1000)
-    if type(place) is int:
-        return commands.BY_OFFSET, place
-    raise BadRequest(f'A position is "earliest", "latest", an offset, an Ordinal or a datetime, not {place!r}.')
+    if isinstance(position, Ordinal):
+        return commands.BY_ORDINAL, position.number
+    if isinstance(position, datetime):
+        if position.tzinfo is None:
+            raise BadRequest(f"{position} has no time zone: give an aware datetime.")
+        return commands.BY_TIME_MS, int(position.timestamp() * 1000)
+    if type(position) is int:
+        return commands.BY_OFFSET, position
+    raise BadRequest(f'A position is "earliest", "latest", an offset, an Ordinal or a datetime, not {position!r}.')

@@ -204,8 +204,8 @@ class LocalBrokerAddress:
             except BlockingIOError:
                 raise self._not_ready_error("starts, or stops") from None
             if self._is_locked():
-                holder = self._read_text(LOCK_NAME).strip()
-                raise self._not_ready_error(f"is held by process {holder}, which has no address yet")
+                owner = self._read_text(LOCK_NAME).strip()
+                raise self._not_ready_error(f"is held by process {owner}, which has no address yet")
             if self._broker_started:
                 self._broker_started = False
                 raise self._start_error()

@@ -67,13 +67,13 @@ class AckTracker:
 
     def position_if_acked(self, message: ReceivedMessage | None) -> ReadPosition:
         """Return what `position` would be if `message` were acked as well."""
-        place = self.position
+        position = self.position
         if message is not None and self._unacked and self._unacked[0].offset == message.offset:
             for each in self._unacked:
                 if each.offset != message.offset and each.offset not in self._acked_offsets:
                     break
-                place = self._positions_after.get(each.offset) or position_after(each)
-        return place
+                position = self._positions_after.get(each.offset) or position_after(each)
+        return position
 
 
 class AckTrackers(dict[PartitionName, AckTracker]):
@@ -96,11 +96,11 @@ class AckTrackers(dict[PartitionName, AckTracker]):
 
     def add_batch(self, batch: Batch, position: ReadPosition) -> AckTracker:
         """Add a delivered batch to its partition's tracker. A missing tracker is created at the acked `position`."""
-        ledger = self.get(batch.name)
-        if ledger is None:
-            ledger = self[batch.name] = AckTracker(batch.name, position)
-        ledger.add_batch(batch)
-        return ledger
+        tracker = self.get(batch.name)
+        if tracker is None:
+            tracker = self[batch.name] = AckTracker(batch.name, position)
+        tracker.add_batch(batch)
+        return tracker
 
     def check_commit_method(self, method: str) -> None:
         """Record that a handler commits by `method`, "commit" or "transaction". Raises NotAllowed if a handler has
@@ -117,14 +117,14 @@ class AckTrackers(dict[PartitionName, AckTracker]):
 
     def revoke(self, name: PartitionName) -> None:
         """Start no more handlers for the partition. Running handlers may end and ack."""
-        ledger = self.get(name)
-        if ledger is not None:
-            ledger.revoked = True
+        tracker = self.get(name)
+        if tracker is not None:
+            tracker.revoked = True
 
     def unrevoke(self, name: PartitionName) -> None:
-        ledger = self.get(name)
-        if ledger is not None and ledger.revoked:
-            ledger.revoked = False
+        tracker = self.get(name)
+        if tracker is not None and tracker.revoked:
+            tracker.revoked = False
             self.on_unrevoked()
 
     def handler_ended(self, tracker: AckTracker) -> None:
@@ -134,6 +134,6 @@ class AckTrackers(dict[PartitionName, AckTracker]):
 
     def invalidate(self, name: PartitionName) -> None:
         """Remove the partition's tracker after a seek or the loss of the partition. Later acks for it are ignored."""
-        ledger = self.pop(name, None)
-        if ledger is not None:
-            ledger.invalid = ledger.revoked = True
+        tracker = self.pop(name, None)
+        if tracker is not None:
+            tracker.invalid = tracker.revoked = True

@@ -84,16 +84,16 @@ class Assignment:
         backoff, due, again = Backoff(MISSING_SECONDS, MISSING_SECONDS_MAX), 0.0, True
         while True:
             self._wake_event = Event()
-            late, anyhow, again = self._link.now() >= due, again, True
+            is_due, retrying, again = self._link.now() >= due, again, True
             try:
                 if (
                     self._count_changed
                     or self._has_unknown_incarnation()
-                    or (late and (anyhow or not self._is_notified_of_changes()))
+                    or (is_due and (retrying or not self._is_notified_of_changes()))
                 ):
                     yield from self._refresh_metadata()
-                    late = True
-                if late:
+                    is_due = True
+                if is_due:
                     due = self._link.now() + self._options.refresh_interval
                 again = (yield from self._apply_assignment()) or self._missing
                 if not again:
@@ -151,14 +151,14 @@ class Assignment:
     def _has_unknown_incarnation(self) -> bool:
         if self._group is None:
             return False
-        share = self._group.membership.assigned
-        return any(self.wanted.get(name) != each.incarnation for name, each in share.items())
+        assigned = self._group.membership.assigned
+        return any(self.wanted.get(name) != each.incarnation for name, each in assigned.items())
 
     def _apply_assignment(self) -> Operation[bool]:
         """Start reading newly assigned partitions. Return True if one could not be started; `run` then tries again."""
         yield from self._starts.resolve_latest()
-        mine = self._partitions_to_read()
-        fresh = {name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.partitions}
+        to_read = self._partitions_to_read()
+        fresh = {name: incarnation for name, incarnation in to_read.items() if name not in self._fetcher.partitions}
         if fresh:
             self._start_reading(fresh, (yield from self._starts.find(fresh)))
         self.discovered = self.discovered or self._group is None or self._group.membership.joined
@@ -167,11 +167,11 @@ class Assignment:
     def _partitions_to_read(self) -> dict[PartitionName, int]:
         if self._group is None:
             return self.wanted
-        share = self._group.membership.assigned
+        assigned = self._group.membership.assigned
         return {
             name: incarnation
             for name, incarnation in self.wanted.items()
-            if name in share and share[name].incarnation == incarnation
+            if name in assigned and assigned[name].incarnation == incarnation
         }
 
     # Assigned partitions
@@ -180,23 +180,23 @@ class Assignment:
         """Stop reading partitions that are no longer assigned. `run` starts newly assigned partitions later."""
         if self._group is None:
             return
-        membership, handover = self._group.membership, self._group
+        membership, group = self._group.membership, self._group
         for name in list(self._positions.names()):
-            grant = self._generations.get(name)
-            held = membership.owned.get(name)
-            if held is None or held.grant != grant:
+            generation = self._generations.get(name)
+            owned = membership.owned.get(name)
+            if owned is None or owned.grant != generation:
                 self._stop_reading(name)
-                handover.partition_lost(name)
+                group.partition_lost(name)
                 self._generations.pop(name, None)
             elif name not in membership.assigned:
                 if name in self._fetcher.partitions:
                     self._stop_reading(name)
-                    handover.revoke(name)
-            elif handover.unrevoke(name):
-                self._add_partition(name, held.incarnation, self._positions.delivered_position(name))
-        leaving = membership.owned.keys() - membership.assigned.keys()
+                    group.revoke(name)
+            elif group.unrevoke(name):
+                self._add_partition(name, owned.incarnation, self._positions.delivered_position(name))
+        revoked = membership.owned.keys() - membership.assigned.keys()
         # Partitions that are not in `_positions` were never read, so they can be released at once.
-        membership.release([name for name in leaving if name not in self._positions])
+        membership.release([name for name in revoked if name not in self._positions])
         self._wake_event.complete()
 
     def partitions_fenced(self, names: Iterable[PartitionName]) -> None:
@@ -241,23 +241,23 @@ class Assignment:
 
     def _start_reading(self, fresh: Mapping[PartitionName, int], starts: Starts) -> None:
         """Start reading `fresh` partitions whose start is known, unless their assignment has changed meanwhile."""
-        share = {} if self._group is None else self._group.membership.assigned
-        taken = []
+        assigned = {} if self._group is None else self._group.membership.assigned
+        started = []
         for name, position in starts.positions.items():
-            if self._group is not None and (name not in share or share[name].grant != starts.grants[name]):
+            if self._group is not None and (name not in assigned or assigned[name].grant != starts.generations[name]):
                 continue
             kept = starts.stored.get(name)
             saved = kept.offset if kept and position.offset == kept.offset else None
             self._positions.add(name, position, saved, fresh[name])
             self._add_partition(name, fresh[name], position)
-            self._generations[name] = starts.grants.get(name, 0)
+            self._generations[name] = starts.generations.get(name, 0)
             self._starts.started(name, fresh[name])
-            taken.append(name)
+            started.append(name)
         if self._group is not None:
-            self._group.assigned(taken)
+            self._group.assigned(started)
 
-    def _add_partition(self, name: PartitionName, incarnation: int, place: ReadPosition) -> None:
+    def _add_partition(self, name: PartitionName, incarnation: int, position: ReadPosition) -> None:
         codec = select_codec(self._options.codec, name.topic)
         decoder = Decoder(name.topic, name.partition, incarnation, codec)
-        self._fetcher.add(PartitionFetchState(name, incarnation, place, decoder))
-        log.debug("Reading %s from offset %d.", name, place.offset)
+        self._fetcher.add(PartitionFetchState(name, incarnation, position, decoder))
+        log.debug("Reading %s from offset %d.", name, position.offset)

@@ -43,7 +43,7 @@ class ConsumerCore:
 
     The driver runs the background tasks in `tasks` together with its timers. It also passes these functions: `run`
     executes a call to an offset storage, which may block; `wake_driver` makes the driver run due tasks while no caller
-    waits; `flush` makes it send requests now; `raise_flag` completes an event from any thread.
+    waits; `flush` makes it send requests now; `complete_event` completes an event from any thread.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ConsumerCore:
         *,
         wake_driver: Callable[[], None],
         flush: Callable[[], None],
-        raise_flag: Callable[[Event], None] = Event.complete,
+        complete_event: Callable[[Event], None] = Event.complete,
     ) -> None:
         self.wake_driver = wake_driver
         self.options = options
@@ -75,13 +75,13 @@ class ConsumerCore:
             member = (
                 Membership(options, link, self._assignment_changed)
                 if options.coordinator is None
-                else ZooKeeperMembership(options, link, self._assignment_changed, raise_flag)
+                else ZooKeeperMembership(options, link, self._assignment_changed, complete_event)
             )
             self.membership = member
             self.offsets = GroupOffsets(options, link, self.positions, member, run)
             group = self.rebalance = Rebalance(options, link, self.positions, member, self.offsets)
             self.positions.ack_trackers.on_handlers_idle = self.rebalance.wake
-            self.rebalance.on_callback_returned = lambda: raise_flag(self._change_event)
+            self.rebalance.on_callback_returned = lambda: complete_event(self._change_event)
         self.assignment = Assignment(
             options, link, self.fetcher, self.positions, group, self._notify_change, self.fetch_session.cancel
         )
@@ -172,9 +172,9 @@ class ConsumerCore:
     def _wait_for_batch(self, until: float) -> Operation[bool]:
         """Wait for a batch until `stop` or the time `until`. Return whether a batch is ready. Even if `until` is
         reached already, the driver reads from the connection at least once before the result is False."""
-        looks = 0
+        checks = 0
         while True:
-            came = self._change_event.done
+            changed = self._change_event.done
             self.check_tasks()
             if self.membership is not None and self.rebalance.has_pending_callbacks:
                 yield from self.rebalance.run_callbacks()
@@ -182,9 +182,9 @@ class ConsumerCore:
             if self.positions.stopped or self.prepare_batch():
                 return not self.positions.stopped
             remaining = until - self.link.now()
-            if remaining <= 0 and looks and (looks >= POLL_CHECKS_MAX or not came):
+            if remaining <= 0 and checks and (checks >= POLL_CHECKS_MAX or not changed):
                 return False
-            looks += 1
+            checks += 1
             yield self.wait_for_change(max(0.0, remaining))
 
     def prepare_batch(self) -> bool:
@@ -205,24 +205,24 @@ class ConsumerCore:
         """Whether the last heartbeat is so old that other members may own the partitions that this consumer reads."""
         return self.membership is not None and bool(self.fetcher.partitions) and not self.membership.may_deliver()
 
-    def wait_for_change(self, seconds: float, *flags: Event) -> Wait:
+    def wait_for_change(self, seconds: float, *events: Event) -> Wait:
         """Return a `Wait` of up to `seconds`. It ends earlier if something has changed since the last `prepare_batch`,
-        after `stop`, or if one of `flags` is completed."""
+        after `stop`, or if one of `events` is completed."""
         retry = self.fetcher.next_retry()
         if retry is not None:
             seconds = min(seconds, max(0.0, retry - self.link.now()))
         if self.heartbeat_overdue:
             seconds = min(seconds, HEARTBEAT_CHECK_SECONDS)
-        return Wait((self._change_event, self.stop_requested, *flags), None if seconds == NEVER else seconds)
+        return Wait((self._change_event, self.stop_requested, *events), None if seconds == NEVER else seconds)
 
     def _decode_next_batch(self) -> bool:
         """Decode fetch responses until one has messages, and make these ready to deliver. Return False if no buffered
         response has messages."""
         if self.fetcher.fetchable:
             self.fetch_session.send_fetches()  # So the broker prepares the next response while this one is decoded.
-        held = self.suspended if self.membership is None else self.suspended | self.rebalance.unannounced
+        skipped = self.suspended if self.membership is None else self.suspended | self.rebalance.unannounced
         try:
-            while (batch := self.fetch_session.next_batch(held)) is not None:
+            while (batch := self.fetch_session.next_batch(skipped)) is not None:
                 self.positions.set_ready_batch(batch)
                 if batch.messages:
                     break
@@ -301,11 +301,11 @@ class ConsumerCore:
         start = seek_position(offset, ordinal, time, to)
         feed = yield from self._require_partition(topic, partition)
         name = feed.name
-        place = yield from self.assignment.locate(name, feed.incarnation, start)
+        position = yield from self.assignment.locate(name, feed.incarnation, start)
         # If the partition was revoked and assigned again meanwhile, it has another `feed` and a new position.
         if self.fetcher.partitions.get(name) is not feed:
             raise UnknownPartition(f"{name} was assigned to another member of the group meanwhile.")
-        self.set_position(name, place)
+        self.set_position(name, position)
 
     def pause(self, topic: str, partition: int) -> Operation[None]:
         """Deliver no messages of the partition until `resume`."""
@@ -349,15 +349,17 @@ class ConsumerCore:
         yield from self._wait_for_partitions(self.link.now() + self.options.timeout)
         # All requests are sent at once: for the end of each log, and for each position whose ordinal must be found out.
         fetcher, positions = self.fetcher, self.positions
-        places = {name: positions.delivered_position(name) for name in fetcher.partitions}
-        ends = {name: self._locate(name, BY_LATEST, 0) for name in places}
-        here = {n: self._locate(n, BY_OFFSET, each.offset) for n, each in places.items() if each.ordinal == UNKNOWN}
-        yield from wait_for_reply(self.link, *ends.values(), *here.values())
+        delivered = {name: positions.delivered_position(name) for name in fetcher.partitions}
+        end_requests = {name: self._locate(name, BY_LATEST, 0) for name in delivered}
+        ordinal_requests = {
+            n: self._locate(n, BY_OFFSET, each.offset) for n, each in delivered.items() if each.ordinal == UNKNOWN
+        }
+        yield from wait_for_reply(self.link, *end_requests.values(), *ordinal_requests.values())
         lags = {}
-        for name, place in places.items():
+        for name, position in delivered.items():
             try:
-                ordinal = here[name].result().ordinal if name in here else place.ordinal
-                end = ends[name].result().end_ordinal
+                ordinal = ordinal_requests[name].result().ordinal if name in ordinal_requests else position.ordinal
+                end = end_requests[name].result().end_ordinal
             except UnknownTopic:  # Partitions of deleted topics are left out.
                 continue
             except StorageStopped:
@@ -523,8 +525,8 @@ def redeliver_lost_partitions(core: ConsumerCore, message: ReceivedMessage | Non
             f"commit() takes a message that this consumer delivered, or no argument for all of them; not {message!r}."
         )
     for name in core.positions.reassigned_after_loss(message):
-        forget = core.set_position if name in core.fetcher.partitions else core.positions.seek
-        forget(name, core.positions.acked_position(name))
+        rewind = core.set_position if name in core.fetcher.partitions else core.positions.seek
+        rewind(name, core.positions.acked_position(name))
 
 
 def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) -> None:
@@ -563,9 +565,9 @@ def _rewind_when_read(core: ConsumerCore, names: Collection[PartitionName]) -> O
         for name in core.suspended.intersection(names, stored, core.fetcher.partitions):
             row, known = stored[name], positions.committed[name]
             if row.incarnation == positions.incarnations[name] and row.offset != known:
-                place = read_position_of(name, row)
-                positions.mark_committed({name: place})
-                core.set_position(name, place)
+                position = read_position_of(name, row)
+                positions.mark_committed({name: position})
+                core.set_position(name, position)
     finally:
         core.suspended.difference_update(names)
     _wake_waiters(core)

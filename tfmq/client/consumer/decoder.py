@@ -46,7 +46,7 @@ from tfmq.errors import Damaged, DecodeFailed
 SAME_SIZE_COUNT_MIN: Final = 4
 """Minimum number of records of one size to decode column by column; for fewer, the set-up costs more than it saves."""
 _BODY_SIZE: Final = TRAILER_SIZE - HEADER_SIZE
-_MARK_BEGIN: Final = HEADER_SIZE - 12
+_KEY_BEGIN: Final = HEADER_SIZE - 12
 LAYOUTS_MAX: Final = 512
 """Size of the cache of struct layouts, one per record size; limited because a sender may use every size."""
 BAD_RECORDS_NAMED: Final = 5
@@ -115,7 +115,7 @@ class Decoder:
         self.codec = codec
         self.failure_handler: Any = None
         """The `FailureHandler` that creates the contexts of `message.handling()`. It is put into each `Origin`."""
-        self._mark = trailer_key(self.log_id)
+        self._trailer_key = trailer_key(self.log_id)
 
     def decode(
         self, body: bytes, start: int, skip_to: int, next_offset: int, *, gaps: bool = False
@@ -126,25 +126,27 @@ class Decoder:
         be missing. After the last good block, raises Damaged (with the range `first` to `next`) if wrong bytes follow,
         or DecodeFailed if valid bytes follow that this release cannot read.
         """
-        place, position, end = start, 0, len(body)
+        offset, position, end = start, 0, len(body)
         while position < end:
-            if place >= skip_to:
-                singles, behind = self._decode_single_blocks(body, position, place, next_offset)
+            if offset >= skip_to:
+                singles, position_after = self._decode_single_blocks(body, position, offset, next_offset)
                 if singles.messages:
                     yield singles
-                    position, place = behind, singles.next_offset
+                    position, offset = position_after, singles.next_offset
                     continue
-            at, control = self._verify_block(body, position, place, next_offset, gaps)
+            at, control = self._verify_block(body, position, offset, next_offset, gaps)
             shift = control.offset - position
             decoded = self._create_messages(body, position, at, control, skip_to)
             yield decoded
             position = at + TRAILER_SIZE
-            place = position + shift
-        if not gaps and place != next_offset:
+            offset = position + shift
+        if not gaps and offset != next_offset:
             reason = "bytes are missing at the end of the response"
-            raise self._damaged(body, end, place, next_offset, gaps, reason)
+            raise self._damaged(body, end, offset, next_offset, gaps, reason)
 
-    def _decode_single_blocks(self, body: bytes, position: int, place: int, limit: int) -> tuple[DecodedBlock, int]:
+    def _decode_single_blocks(
+        self, body: bytes, position: int, block_offset: int, limit: int
+    ) -> tuple[DecodedBlock, int]:
         """Decode consecutive blocks of one record each, which arise when messages are sent one by one.
 
         `_verify_block` and `_create_messages` take about 9 us per block, which is much for a single record. Here one
@@ -152,11 +154,11 @@ class Decoder:
         by the CRC of the block. The loop ends at any other block and at any error; the caller then continues with these
         two methods, which report the error.
 
-        Decoding starts at `position` in the body, which has the offset `place`, and ends at the offset `limit` at the
-        latest. Return the messages (perhaps none), and the position in the body after them.
+        Decoding starts at `position` in the body, where the block at `block_offset` begins, and ends at the offset
+        `limit` at the latest. Return the messages (perhaps none), and the position in the body after them.
         """
         messages: list[ReceivedMessage] = []
-        view, mark, start = memoryview(body), self._mark, place
+        view, key, start = memoryview(body), self._trailer_key, block_offset
         unpack, unpack_control = _PREFIX.unpack_from, TRAILER.unpack_from
         origin, time, epoch, ordinal = None, -1, -1, -1
         topic, partition = self.topic, self.partition
@@ -164,17 +166,17 @@ class Decoder:
             while True:
                 length, id, flag, attribute_size = unpack(body, position)
                 at = position + HEADER_SIZE + length
-                if body[at + _MARK_BEGIN : at + HEADER_SIZE] != mark or flag & _FLAG_LOW != FLAG_ATTRIBUTE:
+                if body[at + _KEY_BEGIN : at + HEADER_SIZE] != key or flag & _FLAG_LOW != FLAG_ATTRIBUTE:
                     break
                 (body_size, checksum, _, _, version, bits, records, size, crc, append_time, block_epoch, _, _,
                  first_ordinal, offset, _, _, _) = unpack_control(body, at)  # fmt: skip
                 begins = position + _PREFIX_SIZE
-                payload_begins, behind = begins + attribute_size, at + TRAILER_SIZE
-                following = place + behind - position
+                payload_begins, block_end = begins + attribute_size, at + TRAILER_SIZE
+                following = block_offset + block_end - position
                 if (
-                    records != 1 or offset != place or not id or payload_begins > at or following > limit
+                    records != 1 or offset != block_offset or not id or payload_begins > at or following > limit
                     or size != at - position or bits > 1 or version != TRAILER_VERSION or body_size != _BODY_SIZE
-                    or crc32(view[position:at]) != crc or crc32(view[at + HEADER_SIZE : behind]) != checksum
+                    or crc32(view[position:at]) != crc or crc32(view[at + HEADER_SIZE : block_end]) != checksum
                 ):  # fmt: skip
                     break
                 if append_time != time or block_epoch != epoch or origin is None:
@@ -182,32 +184,32 @@ class Decoder:
                     origin = Origin(self.incarnation, time, epoch, self.codec, self.failure_handler)
                 ordinal = first_ordinal
                 fields = (
-                    body[payload_begins:at], topic, partition, place, following, ordinal, id,
+                    body[payload_begins:at], topic, partition, block_offset, following, ordinal, id,
                     body[begins:payload_begins], origin,
                 )  # fmt: skip
                 messages.append(_new(ReceivedMessage, fields))
-                position, place = behind, following
+                position, block_offset = block_end, following
         except StructError:
             pass  # The end of the body is reached. If it ends inside a block, the caller's other methods report that.
-        return DecodedBlock(messages, start, place, ordinal + 1, epoch), position
+        return DecodedBlock(messages, start, block_offset, ordinal + 1, epoch), position
 
     def _verify_block(
-        self, body: bytes, position: int, place: int, next_offset: int, gaps: bool
+        self, body: bytes, position: int, offset: int, next_offset: int, gaps: bool
     ) -> tuple[int, BlockTrailer]:
         try:
             at = trailer_position(body, position)
             control = decode_trailer(body, at, self.log_id)
         except BadBlockTrailer as bad:
             if bad.version is not None:
-                raise DecodeFailed(f"{self._where(place)}: {bad.reason}; use a newer client.") from None
-            raise self._damaged(body, position, place, next_offset, gaps, bad.reason) from None
+                raise DecodeFailed(f"{self._where(offset)}: {bad.reason}; use a newer client.") from None
+            raise self._damaged(body, position, offset, next_offset, gaps, bad.reason) from None
         except (BadRecord, StructError) as bad:
-            raise self._damaged(body, position, place, next_offset, gaps, str(bad)) from None
-        reason = _trailer_mismatch(control, at - position, place, next_offset, gaps)
+            raise self._damaged(body, position, offset, next_offset, gaps, str(bad)) from None
+        reason = _trailer_mismatch(control, at - position, offset, next_offset, gaps)
         if not reason and crc32(memoryview(body)[position:at]) != control.crc:
             reason = f"the block fails its checksum{_describe_bad_records(body[position:at], control.offset)}"
         if reason:
-            raise self._damaged(body, position, place, next_offset, gaps, reason)
+            raise self._damaged(body, position, offset, next_offset, gaps, reason)
         return at, control
 
     def _create_messages(self, body: bytes, start: int, end: int, control: BlockTrailer, skip_to: int) -> DecodedBlock:
@@ -216,8 +218,8 @@ class Decoder:
         try:
             columns = _split_same_size(body, start, end) or _split_plain(body, start, end)
         except _UnreadableRecord as unreadable:
-            place = unreadable.position + shift
-            raise DecodeFailed(f"{self._where(place)}: {unreadable.reason}") from None
+            offset = unreadable.position + shift
+            raise DecodeFailed(f"{self._where(offset)}: {unreadable.reason}") from None
         except (BadRecord, StructError) as bad:
             sentence = f"{self._where(control.offset)}: the block's records do not fit together ({bad})."
             raise Damaged(sentence, first=control.offset, next=following) from None
@@ -249,15 +251,15 @@ class Decoder:
             messages = [each for each in messages if each.offset >= skip_to]
         return DecodedBlock(messages, control.offset, following, control.next_ordinal, control.epoch)
 
-    def _damaged(self, body: bytes, position: int, place: int, next_offset: int, gaps: bool, reason: str) -> Damaged:
+    def _damaged(self, body: bytes, position: int, offset: int, next_offset: int, gaps: bool, reason: str) -> Damaged:
         following = next_offset
         if not gaps:
-            claim = find_next_trailer(body, position, offset=place - position, log_id=self.log_id)
+            claim = find_next_trailer(body, position, offset=offset - position, log_id=self.log_id)
             if claim is not None:
                 begins = claim.trailer.offset
-                following = begins if begins > place else claim.trailer.next
-        sentence = f"{self._where(place)} is damaged up to offset {following}: {reason}."
-        return Damaged(sentence, first=place, next=following)
+                following = begins if begins > offset else claim.trailer.next
+        sentence = f"{self._where(offset)} is damaged up to offset {following}: {reason}."
+        return Damaged(sentence, first=offset, next=following)
 
     def _where(self, offset: int) -> str:
         return f"{self.topic}-{self.partition} at offset {offset}"
@@ -272,11 +274,11 @@ class _UnreadableRecord(Exception):
         self.reason = reason
 
 
-def _trailer_mismatch(control: BlockTrailer, size: int, place: int, next_offset: int, gaps: bool) -> str:
-    """Return why the trailer does not match the block of `size` bytes at offset `place`; "" if it does."""
+def _trailer_mismatch(control: BlockTrailer, size: int, offset: int, next_offset: int, gaps: bool) -> str:
+    """Return why the trailer does not match the block of `size` bytes at `offset`; "" if it does."""
     if control.size != size:
         return f"the block trailer is for {control.size} bytes, the block has {size}"
-    if control.offset != place and not (gaps and control.offset > place):
+    if control.offset != offset and not (gaps and control.offset > offset):
         return f"the block has another offset, {control.offset}"
     if control.next > next_offset:
         return f"the block ends at {control.next}, after the end of the response at {next_offset}"

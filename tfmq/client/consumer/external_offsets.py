@@ -85,15 +85,17 @@ def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> Ext
                 positions.raise_if_lost()
             except Fenced as lost:
                 fenced = lost
-        places = positions.transaction_positions() if message is None else dict([positions.position_after(message)])
+        read_positions = (
+            positions.transaction_positions() if message is None else dict([positions.position_after(message)])
+        )
         offsets = {
             name: StoredOffset(
-                place.offset, 0, positions.incarnations[name], place.epoch, membership.generation_of(name)
+                position.offset, 0, positions.incarnations[name], position.epoch, membership.generation_of(name)
             )
-            for name, place in places.items()
+            for name, position in read_positions.items()
         }
         storage = consuming.options.storage
-        return ExternalOffsets(consuming, lock, storage, membership.group, offsets, places, fenced)
+        return ExternalOffsets(consuming, lock, storage, membership.group, offsets, read_positions, fenced)
 
 
 def _consumer_core(consumer: Any) -> ConsumerCore:
@@ -165,16 +167,16 @@ def transaction_positions(consumer: Any) -> TransactionPositions:
     with lock:
         membership, positions = _check_consumer(consuming, in_broker=True), consuming.positions
         redeliver_lost_partitions(consuming)
-        places = positions.transaction_positions()
+        read_positions = positions.transaction_positions()
         try:
             positions.raise_if_lost()
         except Fenced:
-            rewind_to_committed(consuming, places)
+            rewind_to_committed(consuming, read_positions)
             raise
         rows = [
-            GroupOffset(n.topic, positions.incarnations[n], n.partition, place.offset, 0, place.epoch)
-            for n, place in places.items()
+            GroupOffset(n.topic, positions.incarnations[n], n.partition, position.offset, 0, position.epoch)
+            for n, position in read_positions.items()
         ]
         row = TransactionOffsets(membership.group, membership.member_id, membership.generation, rows)
-        generations = {name: membership.generation_of(name) for name in places}
-        return TransactionPositions(consuming, lock, row, places, generations)
+        generations = {name: membership.generation_of(name) for name in read_positions}
+        return TransactionPositions(consuming, lock, row, read_positions, generations)

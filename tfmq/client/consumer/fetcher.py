@@ -213,8 +213,8 @@ class Fetcher:
                 self._in_flight += 1
                 self.fetch_count += 1
                 filtered = self._tags is not None and feed.fetch_offset >= feed.unfiltered_until
-                place = (feed.fetch_offset, feed.fetch_epoch, max_bytes, wait_ms)
-                found.append(FetchPlan(feed.name, feed.incarnation, *place, filtered, feed.fetch_version))
+                fields = (feed.fetch_offset, feed.fetch_epoch, max_bytes, wait_ms)
+                found.append(FetchPlan(feed.name, feed.incarnation, *fields, filtered, feed.fetch_version))
         return found
 
     def next_retry(self) -> float | None:
@@ -256,13 +256,13 @@ class Fetcher:
             self._record_skipped(feed, max(error.first, plan.offset), error.next, str(error))
             self._continue_at(feed, error.next, feed.fetch_epoch)
             return
-        place = reset_offset(error, self._reset)
-        if place is None or place < 0:
+        offset = reset_offset(error, self._reset)
+        if offset is None or offset < 0:
             feed.failure = add_partition_to_error(error, plan.name, plan.offset)
             return
-        first, following = min(plan.offset, place), max(plan.offset, place)
+        first, following = min(plan.offset, offset), max(plan.offset, offset)
         self._record_skipped(feed, first, following, str(add_partition_to_error(error, plan.name, plan.offset)))
-        self._continue_at(feed, place, UNKNOWN)
+        self._continue_at(feed, offset, UNKNOWN)
 
     def _continue_at(self, feed: PartitionFetchState, offset: int, epoch: int) -> None:
         # The empty response moves the read position to `offset` after all earlier responses are delivered. Otherwise a
@@ -283,13 +283,13 @@ class Fetcher:
 
     # Delivery
 
-    def next_batch(self, held: Collection[PartitionName] = ()) -> Batch | None:
+    def next_batch(self, skipped: Collection[PartitionName] = ()) -> Batch | None:
         """Decode buffered responses until one yields a batch, and return the batch; None if no response is left. The
-        partitions take turns. The partitions in `held` are skipped."""
+        partitions take turns. The partitions in `skipped` are left out."""
         passed = 0
         while passed < len(self._ready):
             feed = self._ready.popleft()
-            if feed.name in held:
+            if feed.name in skipped:
                 passed += 1
                 self._ready.append(feed)
                 continue
@@ -321,45 +321,45 @@ class Fetcher:
     def _decode_first_response(self, feed: PartitionFetchState) -> Batch | None:
         """Decode the first buffered response, up to the first damage or undecodable record. An undecodable record stops
         the partition. Damage stops it too, unless the option `skip_damage` skips the bad range."""
-        chunk = feed.responses.popleft()
-        feed.buffered_bytes -= len(chunk.body)
+        response = feed.responses.popleft()
+        feed.buffered_bytes -= len(response.body)
         messages: list[ReceivedMessage] = []
         following = feed.position
         try:
             for decoded in feed.decoder.decode(
-                chunk.body, chunk.start, chunk.skip_to, chunk.next_offset, gaps=chunk.filtered
+                response.body, response.start, response.skip_to, response.next_offset, gaps=response.filtered
             ):
                 messages += decoded.messages
                 following = ReadPosition(decoded.next_offset, decoded.next_ordinal, decoded.epoch)
         except Damaged as damaged:
-            self._handle_damage(feed, chunk, damaged)
+            self._handle_damage(feed, response, damaged)
         except DecodeFailed as failed:
             feed.stop(failed)
         else:
-            if following.offset != chunk.next_offset:
-                following = ReadPosition(chunk.next_offset, UNKNOWN, chunk.epoch)
-        feed.large_messages = len(chunk.body) > LARGE_MESSAGE_BYTES * len(messages)
+            if following.offset != response.next_offset:
+                following = ReadPosition(response.next_offset, UNKNOWN, response.epoch)
+        feed.large_messages = len(response.body) > LARGE_MESSAGE_BYTES * len(messages)
         if self._tags is not None:
             messages = [message for message in messages if message.tag in self._tags]
         if not messages and following.offset <= feed.position.offset:
             return None
         return Batch(feed.name, messages, following)
 
-    def _handle_damage(self, feed: PartitionFetchState, chunk: FetchResponse, damaged: Damaged) -> None:
+    def _handle_damage(self, feed: PartitionFetchState, response: FetchResponse, damaged: Damaged) -> None:
         """If the response is filtered, fetch the damaged range again without a filter. Otherwise skip the range if the
         option `skip_damage` is set, or stop the partition."""
         # In a filtered response the end of the damage is unknown: the broker may have left out the blocks that follow.
-        if chunk.filtered:
-            feed.restart_at(ReadPosition(damaged.first, UNKNOWN, chunk.epoch))
-            feed.unfiltered_until = chunk.next_offset
+        if response.filtered:
+            feed.restart_at(ReadPosition(damaged.first, UNKNOWN, response.epoch))
+            feed.unfiltered_until = response.next_offset
         elif not self._skip_damage:
             feed.stop(damaged)
         else:
             self._record_skipped(feed, damaged.first, damaged.next, str(damaged))
             # The rest of the response is queued even if it is empty, because it also moves the read position past the
             # damage.
-            rest = chunk.body[damaged.next - chunk.start :]
-            feed.responses.appendleft(chunk._replace(body=rest, start=damaged.next, skip_to=damaged.next))
+            rest = response.body[damaged.next - response.start :]
+            feed.responses.appendleft(response._replace(body=rest, start=damaged.next, skip_to=damaged.next))
             feed.buffered_bytes += len(rest)
 
     def _record_skipped(self, feed: PartitionFetchState, first: int, next_offset: int, sentence: str) -> None:
@@ -423,17 +423,17 @@ class FetchSession:
         plans = self._fetcher.plan_fetches(self._link.now())
         for plan in plans:
             name, hashes = plan.name, self._hashes if plan.filtered else None
-            place = (plan.offset, plan.epoch, plan.max_bytes, plan.wait_ms)
-            request = Fetch(name.topic, plan.incarnation, name.partition, *place, self._read, hashes)
-            call = self._link.send_request(request, seconds=plan.wait_ms / 1000 + FETCH_GRACE_SECONDS)
-            self._requests[plan.name] = call
-            call.add_done_callback(partial(self._request_done, plan))
+            fields = (plan.offset, plan.epoch, plan.max_bytes, plan.wait_ms)
+            request = Fetch(name.topic, plan.incarnation, name.partition, *fields, self._read, hashes)
+            pending = self._link.send_request(request, seconds=plan.wait_ms / 1000 + FETCH_GRACE_SECONDS)
+            self._requests[plan.name] = pending
+            pending.add_done_callback(partial(self._request_done, plan))
         if plans:
             self._flush()
 
-    def next_batch(self, held: Collection[PartitionName] = ()) -> Batch | None:
+    def next_batch(self, skipped: Collection[PartitionName] = ()) -> Batch | None:
         """Return the next batch without the messages that the user's filter rejects. Raises errors of the filter."""
-        batch = self._fetcher.next_batch(held)
+        batch = self._fetcher.next_batch(skipped)
         if batch is None or self._where is None:
             return batch
         batch, again = filter_batch(batch, self._where)
@@ -443,23 +443,23 @@ class FetchSession:
 
     def cancel(self, name: PartitionName) -> None:
         """Cancel the fetch in flight for the partition, and send CANCEL, so that the broker stops waiting for data."""
-        call = self._requests.pop(name, None)
-        if call is not None and not call.done:
-            self._link.abandon(call)
-            if call.sent and self._link.state == READY:
-                self._link.send_request(Cancel(call.correlation_id))
+        pending = self._requests.pop(name, None)
+        if pending is not None and not pending.done:
+            self._link.abandon(pending)
+            if pending.sent and self._link.state == READY:
+                self._link.send_request(Cancel(pending.correlation_id))
 
     def clear(self) -> None:
         self._requests.clear()
 
-    def _request_done(self, plan: FetchPlan, call: PendingRequest) -> None:
-        if self._requests.get(plan.name) is call:
+    def _request_done(self, plan: FetchPlan, pending: PendingRequest) -> None:
+        if self._requests.get(plan.name) is pending:
             del self._requests[plan.name]
         try:
-            if call.error is not None:
-                self._fetcher.fetch_failed(plan, call.error, self._link.now())
+            if pending.error is not None:
+                self._fetcher.fetch_failed(plan, pending.error, self._link.now())
             else:
-                reply, body = call.reply, bytes(call.reply_body)
+                reply, body = pending.reply, bytes(pending.reply_body)
                 self.on_partition_count(plan.name.topic, reply.partitions)
                 fields = (reply.start, reply.skip_to, reply.next, reply.epoch, plan.filtered)
                 self._fetcher.add_response(plan, FetchResponse(body, *fields))
@@ -480,22 +480,22 @@ def filter_batch(batch: Batch, where: Callable[[ReceivedMessage[Any]], object]) 
     kept: list[ReceivedMessage[Any]] = []
     for number, message in enumerate(batch.messages):
         try:
-            wanted = where(message)
-            if wanted is not True and wanted is not False:
-                _raise_if_awaitable(wanted)
-            if wanted:
+            accepted = where(message)
+            if accepted is not True and accepted is not False:
+                _raise_if_awaitable(accepted)
+            if accepted:
                 kept.append(message)
         except Exception:
             if not number:
                 raise
-            place = ReadPosition(message.offset, message.ordinal, message.origin.epoch)
-            return Batch(batch.name, kept, place), place
+            position = ReadPosition(message.offset, message.ordinal, message.origin.epoch)
+            return Batch(batch.name, kept, position), position
     return batch._replace(messages=kept), None
 
 
-def _raise_if_awaitable(wanted: object) -> None:
+def _raise_if_awaitable(accepted: object) -> None:
     """Raise BadRequest if the user's filter has returned an awaitable, which would count as true for every message."""
-    if isinstance(wanted, Awaitable):
-        if isinstance(wanted, Coroutine):
-            wanted.close()  # Otherwise Python logs a "never awaited" warning later.
-        raise BadRequest(f"where= returned neither True nor False, but a {type(wanted).__name__} to be awaited.")
+    if isinstance(accepted, Awaitable):
+        if isinstance(accepted, Coroutine):
+            accepted.close()  # Otherwise Python logs a "never awaited" warning later.
+        raise BadRequest(f"where= returned neither True nor False, but a {type(accepted).__name__} to be awaited.")

@@ -107,8 +107,8 @@ class Membership:
 
     def generation_of(self, name: PartitionName) -> int:
         """Return the generation of the partition's assignment; storages refuse commits with an older one."""
-        held = self.owned.get(name)
-        return self.generation if held is None else held.grant
+        owned = self.owned.get(name)
+        return self.generation if owned is None else owned.grant
 
     def may_deliver(self) -> bool:
         """Return whether the last heartbeat is so recent that no other member can own this member's partitions."""
@@ -147,39 +147,39 @@ class Membership:
 
     def _send_heartbeat(self) -> Operation[None]:
         news, began = self._fresh_wake_event(), self._link.now()
-        telling, self._subscription_unsent = self._subscription_unsent, False
-        call = self._link.send_request(
-            self._heartbeat_request(telling), seconds=self._session_ms / 1000, in_background=True
+        with_subscription, self._subscription_unsent = self._subscription_unsent, False
+        pending = self._link.send_request(
+            self._heartbeat_request(with_subscription), seconds=self._session_ms / 1000, in_background=True
         )
         try:
-            while not call.done and not news.done:
-                yield Wait((call, news))
+            while not pending.done and not news.done:
+                yield Wait((pending, news))
         finally:
-            self._link.abandon(call)  # When the broker receives a newer heartbeat, it also ends this one.
-            self._subscription_unsent = self._subscription_unsent or (telling and call.error is not None)
+            self._link.abandon(pending)  # When the broker receives a newer heartbeat, it also ends this one.
+            self._subscription_unsent = self._subscription_unsent or (with_subscription and pending.error is not None)
         if self._left:
             return
-        if call.error is None:
-            yield from self._process_heartbeat_response(call, began)
-        elif isinstance(call.error, Fenced):
-            self._rejoin_after_expiry(call.error)
+        if pending.error is None:
+            yield from self._process_heartbeat_response(pending, began)
+        elif isinstance(pending.error, Fenced):
+            self._rejoin_after_expiry(pending.error)
         elif not news.done:
-            if not call.error.retriable:
-                raise call.error
+            if not pending.error.retriable:
+                raise pending.error
             yield Wait((self._fresh_wake_event(),), RETRY_SECONDS)
 
     def _heartbeat_request(self, with_subscription: bool) -> Heartbeat:
-        held = [
+        owned = [
             HeldPartition(each.topic, each.incarnation, each.partition, name not in self.assigned)
             for name, each in self.owned.items()
         ]
         at_once, self._respond_immediately = self._respond_immediately or not self.may_deliver(), False
         wait_ms = 0 if at_once else int(self.heartbeat_seconds * 1000)
         subscription = self._subscription if with_subscription else None
-        return Heartbeat(self.group, self.member_id, self.generation, held, wait_ms, subscription)
+        return Heartbeat(self.group, self.member_id, self.generation, owned, wait_ms, subscription)
 
-    def _process_heartbeat_response(self, call: PendingRequest, began: float) -> Operation[None]:
-        reply = call.reply
+    def _process_heartbeat_response(self, pending: PendingRequest, began: float) -> Operation[None]:
+        reply = pending.reply
         waits, lapsed = self._link.now() - began, not self.may_deliver()
         self._last_heartbeat_at, self._last_heartbeat_connection = began, self._link.connection_count
         self.generation = reply.generation
@@ -188,16 +188,16 @@ class Membership:
         fresh = reply.assigned is not None and self._set_assigned(reply.assigned)
         if lapsed and not fresh:
             self._changed()
-        early = call.request.wait_ms and waits < self.heartbeat_seconds / 2
+        early = pending.request.wait_ms and waits < self.heartbeat_seconds / 2
         # Pause after an early response without a change, so that heartbeats never become a busy loop.
         if early and not fresh and not self._subscription_unsent:
             yield Wait((self._fresh_wake_event(),), PAUSE_SECONDS)
 
     def _set_assigned(self, rows: Iterable[GrantedPartition]) -> bool:
-        share = {PartitionName(each.topic, each.partition): each for each in rows}
-        fresh = share != self.assigned
-        self.owned = {**self.owned, **share}
-        self.assigned = share
+        assigned = {PartitionName(each.topic, each.partition): each for each in rows}
+        fresh = assigned != self.assigned
+        self.owned = {**self.owned, **assigned}
+        self.assigned = assigned
         self._changed()
         return fresh
 
@@ -279,7 +279,7 @@ class ZooKeeperMembership(Membership):
         options: ConsumerOptions,
         link: ClientConnection,
         changed: Callable[[], None],
-        raise_flag: Callable[[Event], None],
+        complete_event: Callable[[Event], None],
     ) -> None:
         # Imported here because kazoo is an optional dependency.
         from tfmq.zookeeper.group_coordinator import GroupMembership as Coordination
@@ -287,14 +287,14 @@ class ZooKeeperMembership(Membership):
         super().__init__(options, link, changed)
         assert options.coordinator is not None
         self._zookeeper_event = Event()
-        self._raise_flag = raise_flag
+        self._complete_event = complete_event
         self._incarnations: Mapping[PartitionName, int] = {}
         self._coordination: Coordination = Coordination(
             options.coordinator,
             self.group,
             self.member_id,
             session_seconds=self._session_ms / 1000,
-            on_change=lambda: self._raise_flag(self._zookeeper_event),
+            on_change=lambda: self._complete_event(self._zookeeper_event),
         )
 
     def subscribe(
@@ -312,14 +312,14 @@ class ZooKeeperMembership(Membership):
         self._zookeeper_event.complete()
 
     def release(self, names: Iterable[PartitionName]) -> None:
-        gone = [name for name in names if name in self.owned]
-        super().release(gone)
-        self._coordination.release(gone)
+        owned = [name for name in names if name in self.owned]
+        super().release(owned)
+        self._coordination.release(owned)
 
     def may_deliver(self) -> bool:
         """Return whether ZooKeeper's session is certainly valid. Also wake `run` if the assignment has changed."""
-        share = self._coordination.assignment()
-        if self._assignment_differs(share.assigned, share.revoked):
+        assignment = self._coordination.assignment()
+        if self._assignment_differs(assignment.assigned, assignment.revoked):
             self._zookeeper_event.complete()
         return self._coordination.may_deliver()
 
@@ -330,21 +330,21 @@ class ZooKeeperMembership(Membership):
             self.failure = self._coordination.failure
             if self.failure is not None:
                 raise self.failure
-            share = self._coordination.assignment()
+            assignment = self._coordination.assignment()
             self.generation = max(self.generation, self._coordination.generation)
             self._log_note(self._coordination.idle_reason)
-            if self._assignment_differs(share.assigned, share.revoked):
-                self._set_partitions(share.assigned, share.revoked)
+            if self._assignment_differs(assignment.assigned, assignment.revoked):
+                self._set_partitions(assignment.assigned, assignment.revoked)
             yield Wait((self._zookeeper_event,), ZOOKEEPER_CHECK_SECONDS)
 
-    def _assignment_differs(self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]) -> bool:
-        held = {name: each.grant for name, each in self.owned.items()}
-        return held != dict(granted) or self.owned.keys() - self.assigned.keys() != set(revoked)
+    def _assignment_differs(self, generations: Mapping[PartitionName, int], revoked: Iterable[PartitionName]) -> bool:
+        owned = {name: each.grant for name, each in self.owned.items()}
+        return owned != dict(generations) or self.owned.keys() - self.assigned.keys() != set(revoked)
 
-    def _set_partitions(self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]) -> None:
+    def _set_partitions(self, generations: Mapping[PartitionName, int], revoked: Iterable[PartitionName]) -> None:
         self.owned = {
-            name: GrantedPartition(name.topic, self._incarnations.get(name, 0), name.partition, grant)
-            for name, grant in granted.items()
+            name: GrantedPartition(name.topic, self._incarnations.get(name, 0), name.partition, generation)
+            for name, generation in generations.items()
         }
         self.assigned = {name: each for name, each in self.owned.items() if name not in set(revoked)}
         self._changed()

@@ -91,19 +91,19 @@ class GroupOffsets:
         refused: set[PartitionName] = set()
         if storage is None:
             return found, refused
-        grants: dict[int, list[PartitionName]] = {}
+        by_generation: dict[int, list[PartitionName]] = {}
         for name in names:
-            grants.setdefault(self._owner.generation_of(name), []).append(name)
-        for generation, granted in grants.items():
-            while granted:
+            by_generation.setdefault(self._owner.generation_of(name), []).append(name)
+        for generation, remaining in by_generation.items():
+            while remaining:
                 try:
-                    found |= yield from run_work(self._run, partial(claim, storage, group, generation, granted))
+                    found |= yield from run_work(self._run, partial(claim, storage, group, generation, remaining))
                     break
                 except Fenced as fenced:
                     # Claim the other partitions again, because the error does not return their offsets.
-                    late = fenced_partitions(fenced, granted)
-                    refused.update(late)
-                    granted = [name for name in granted if name not in late]
+                    fenced_names = fenced_partitions(fenced, remaining)
+                    refused.update(fenced_names)
+                    remaining = [name for name in remaining if name not in fenced_names]
         return found, refused
 
     def save(self, offsets: Mapping[PartitionName, StoredOffset], until: float) -> Operation[Collection[PartitionName]]:
@@ -135,11 +135,11 @@ class GroupOffsets:
         ended = self._last_save_ended = Event()
 
         def run(call: Callable[[], None], done: Callable[[Any, BaseException | None], None]) -> None:
-            def told(result: Any, error: BaseException | None) -> None:
+            def on_done(result: Any, error: BaseException | None) -> None:
                 ended.complete()
                 done(result, error)
 
-            self._run(call, told)
+            self._run(call, on_done)
 
         yield from run_work(run, save)
 
@@ -171,23 +171,23 @@ class GroupOffsets:
         the partitions whose commit was fenced. Raises TimedOut if the time `until` is reached."""
         while self._commit_ended is not None:
             yield self._wait_for_former(self._commit_ended, until)
-        places = choose()
-        if not places:
+        positions = choose()
+        if not positions:
             return ()
-        under_way, generation_of = Event(), self._owner.generation_of
-        self._commit_ended = under_way
+        ended, generation_of = Event(), self._owner.generation_of
+        self._commit_ended = ended
         try:
             stored = {
                 name: StoredOffset(
-                    place.offset, 0, self._positions.incarnations[name], place.epoch, generation_of(name)
+                    position.offset, 0, self._positions.incarnations[name], position.epoch, generation_of(name)
                 )
-                for name, place in places.items()
+                for name, position in positions.items()
             }
             refused = yield from self.save(stored, until)
-            self._positions.mark_committed({n: place for n, place in places.items() if n not in refused})
+            self._positions.mark_committed({n: position for n, position in positions.items() if n not in refused})
         finally:
             self._commit_ended = None
-            under_way.complete()
+            ended.complete()
         lost = [name for name in refused if generation_of(name) == stored[name].generation]
         if lost:
             self.on_fenced(lost)

@@ -65,8 +65,8 @@ class Positions:
     def remove(self, name: PartitionName) -> None:
         self._discard_delivered(name)
         self._removed.add(name)
-        for places in (self._acked, self.committed, self.incarnations, self._start_offsets):
-            places.pop(name, None)
+        for by_partition in (self._acked, self.committed, self.incarnations, self._start_offsets):
+            by_partition.pop(name, None)
 
     def remove_lost(self, name: PartitionName) -> bool:
         """Remove a partition that another member owns now. Return whether that member may also get messages that this
@@ -106,8 +106,8 @@ class Positions:
 
     def is_in_progress(self, name: PartitionName) -> bool:
         """Return whether a loop, a caller of `poll` or a handler may be working on a message of the partition."""
-        ledger = self.ack_trackers.get(name)
-        active = ledger is not None and ledger.active_handlers > 0
+        tracker = self.ack_trackers.get(name)
+        active = tracker is not None and tracker.active_handlers > 0
         return active or name in self._polled or name == self._loop_partition
 
     def seek(self, name: PartitionName, position: ReadPosition) -> None:
@@ -168,10 +168,14 @@ class Positions:
         """Ack all messages delivered to a loop or by `poll`; in manual mode only record their delivery. Called when the
         user requests more messages, or leaves the consumer without an error."""
         current, ready = self._loop_message(), self.ready
-        for name, place in self._unacked_positions():
-            self._ack_through(name, place)
-            if self._manual and name in self and place.offset not in (self.committed[name], self._delegated.get(name)):
-                self.uncommitted[name] = place.offset
+        for name, position in self._unacked_positions():
+            self._ack_through(name, position)
+            if (
+                self._manual
+                and name in self
+                and position.offset not in (self.committed[name], self._delegated.get(name))
+            ):
+                self.uncommitted[name] = position.offset
         self._polled.clear()
         self.current = self._loop_partition = self._invalidated_loop_partition = None
         if not self._manual:
@@ -186,8 +190,8 @@ class Positions:
     def ack_all(self) -> None:
         """For `commit()`, ack all delivered messages, also the current one. If handlers get the messages, ack only up
         to the position that `_committable` returns."""
-        for name, place in (*self._delivered.items(), *self._unacked_positions()):
-            self._advance_acked(name, place)
+        for name, position in (*self._delivered.items(), *self._unacked_positions()):
+            self._advance_acked(name, position)
         for name in self.ack_trackers:
             self._advance_acked(name, self._committable(name))
 
@@ -199,10 +203,10 @@ class Positions:
         reassigned.
         """
         name, next_position = self._check_delivered(message)
-        ledger = self.ack_trackers.get(name)
-        if ledger is not None:
-            ledger.ack(message)
-            next_position = ledger.position
+        tracker = self.ack_trackers.get(name)
+        if tracker is not None:
+            tracker.ack(message)
+            next_position = tracker.position
         self._advance_acked(name, next_position)
         return name
 
@@ -213,8 +217,8 @@ class Positions:
         message of the partition is not acked. Raises Fenced if the partition was reassigned.
         """
         name, next_position = self._check_delivered(message)
-        ledger = self.ack_trackers.get(name)
-        return name, next_position if ledger is None else self._contiguous_position_after(name, message)
+        tracker = self.ack_trackers.get(name)
+        return name, next_position if tracker is None else self._contiguous_position_after(name, message)
 
     def _check_delivered(self, message: ReceivedMessage) -> tuple[PartitionName, ReadPosition]:
         name, next_position = partition_of(message), self._batch_position_after(message)
@@ -235,29 +239,29 @@ class Positions:
     # Queries
 
     def delivered_position(self, name: PartitionName) -> ReadPosition:
-        places = [self._acked[name], *(place for each, place in self._unacked_positions() if each == name)]
+        positions = [self._acked[name], *(position for each, position in self._unacked_positions() if each == name)]
         if name in self._delivered:
-            places.append(self._delivered[name])
-        ledger = self.ack_trackers.get(name)
-        if ledger is not None:
-            places.append(ledger.end_position)
-        return max(places)
+            positions.append(self._delivered[name])
+        tracker = self.ack_trackers.get(name)
+        if tracker is not None:
+            positions.append(tracker.end_position)
+        return max(positions)
 
     def acked_position(self, name: PartitionName) -> ReadPosition:
         """Return the position before which everything of the partition is acked."""
         current = self._loop_message()
         if current is not None and not self._manual and partition_of(current) == name:
             self._advance_acked(name, ReadPosition(current.offset, current.ordinal, current.origin.epoch))
-        ledger = self.ack_trackers.get(name)
-        if ledger is not None and not self._manual:
-            self._advance_acked(name, ledger.position)
+        tracker = self.ack_trackers.get(name)
+        if tracker is not None and not self._manual:
+            self._advance_acked(name, tracker.position)
         return self._acked[name]
 
     def uncommitted_positions(self, names: Iterable[PartitionName] | None = None) -> dict[PartitionName, ReadPosition]:
         """Return the acked positions that are not committed yet: of the partitions `names`, or of all."""
         read = self._acked if names is None else [name for name in names if name in self._acked]
-        places = {name: self.acked_position(name) for name in read}
-        return {name: place for name, place in places.items() if place.offset != self.committed[name]}
+        positions = {name: self.acked_position(name) for name in read}
+        return {name: position for name, position in positions.items() if position.offset != self.committed[name]}
 
     def transaction_positions(self) -> dict[PartitionName, ReadPosition]:
         """Return the positions that a transaction is to commit: in each partition, after all delivered messages.
@@ -270,18 +274,18 @@ class Positions:
         message = CURRENT_MESSAGE.get()
         if message is not None and self.ack_trackers.get(partition_of(message)) is not None:
             name = partition_of(message)
-            places = {name: self._contiguous_position_after(name, message)}
+            positions = {name: self._contiguous_position_after(name, message)}
         else:
-            places = {name: self._committable(name) for name in self._acked}
-        known = {name: self._start_offsets.get(name, self.committed[name]) for name in places}
-        return {name: place for name, place in places.items() if place.offset != known[name]}
+            positions = {name: self._committable(name) for name in self._acked}
+        known = {name: self._start_offsets.get(name, self.committed[name]) for name in positions}
+        return {name: position for name, position in positions.items() if position.offset != known[name]}
 
     def delegate_to_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
         """Record that a transaction will commit `positions`. If one of these partitions is revoked, it is released
         without waiting for the commit, because the consumer may never be informed of the commit."""
-        for name, place in positions.items():
-            self._delegated[name] = place.offset
-            if self.uncommitted.get(name, UNKNOWN) <= place.offset:
+        for name, position in positions.items():
+            self._delegated[name] = position.offset
+            if self.uncommitted.get(name, UNKNOWN) <= position.offset:
                 self.uncommitted.pop(name, None)
 
     def start_position(self, name: PartitionName) -> ReadPosition:
@@ -293,10 +297,10 @@ class Positions:
     def mark_committed_by_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
         """Record that a transaction committed `positions`, and ack all messages before them."""
         self.mark_committed(positions)
-        for name, place in positions.items():
+        for name, position in positions.items():
             # If the delivered position is lower, a `seek` has moved it back meanwhile: the position of the seek stays.
-            if name in self and self.delivered_position(name).offset >= place.offset:
-                self._advance_acked(name, place)
+            if name in self and self.delivered_position(name).offset >= position.offset:
+                self._advance_acked(name, position)
 
     def mark_committed(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
         for name in positions.keys() & self.committed.keys():
@@ -310,25 +314,25 @@ class Positions:
 
     def _contiguous_position_after(self, name: PartitionName, message: ReceivedMessage) -> ReadPosition:
         """Return the position after a handler's message. Raises BadRequest if an earlier message is not acked."""
-        ledger = self.ack_trackers.get(name)
-        assert ledger is not None
-        place = max(self._acked[name], ledger.position_if_acked(message))
-        if place.offset <= message.offset:
+        tracker = self.ack_trackers.get(name)
+        assert tracker is not None
+        position = max(self._acked[name], tracker.position_if_acked(message))
+        if position.offset <= message.offset:
             raise BadRequest(
                 f"Messages of {name} before offset {message.offset} are not acked, so its offset cannot be committed"
                 ' together with its results: that needs run(order="partition").'
             )
-        return place
+        return position
 
     def _committable(self, name: PartitionName) -> ReadPosition:
         """Return the position up to which `commit()` may commit: after all delivered messages. If handlers get the
         messages, it is before the first unacked message, and the calling handler's own message counts as acked."""
-        ledger = self.ack_trackers.get(name)
-        if ledger is None:
+        tracker = self.ack_trackers.get(name)
+        if tracker is None:
             return self.delivered_position(name)
         message = CURRENT_MESSAGE.get()
         own = message if message is not None and partition_of(message) == name else None
-        return max(self._acked[name], ledger.position_if_acked(own))
+        return max(self._acked[name], tracker.position_if_acked(own))
 
     def _loop_message(self) -> ReceivedMessage | None:
         """Return the message that a loop works on; None without one, or after a seek or removal of its partition."""
@@ -381,8 +385,8 @@ class Positions:
 
     def _discard_delivered(self, name: PartitionName) -> None:
         self.ack_trackers.invalidate(name)
-        for places in (self._polled, self._delivered, self.uncommitted, self._delegated):
-            places.pop(name, None)
+        for by_partition in (self._polled, self._delivered, self.uncommitted, self._delegated):
+            by_partition.pop(name, None)
         if self._loop_partition == name:
             self._invalidated_loop_partition = name
         if self.ready is not None and self.ready.name == name:

@@ -35,11 +35,11 @@ or None. Until then the caller must keep a reference to the object that the func
 def start_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
     import asyncio  # Imported here, so that programs without awaitable callbacks do not load asyncio.
 
-    def over(task: asyncio.Future[Any]) -> None:
+    def on_done(task: asyncio.Future[Any]) -> None:
         done(asyncio.CancelledError() if task.cancelled() else task.exception())
 
     task = asyncio.ensure_future(awaited)
-    task.add_done_callback(over)
+    task.add_done_callback(on_done)
     return task
 
 
@@ -56,11 +56,11 @@ def call_user_function(
     function: Callable[[list[PartitionName]], Any],
     names: Iterable[PartitionName],
     start_await: StartAwait,
-    over: Callable[[], None],
+    on_end: Callable[[], None],
 ) -> Operation[None]:
     """Call a user callback, which may commit and seek, and await its result if that is awaitable.
 
-    Raises the error of the callback or of its awaited result. `over` is called when the callback has ended. If this
+    Raises the error of the callback or of its awaited result. `on_end` is called when the callback has ended. If this
     operation is cancelled, the callback may end later than the operation.
     """
     done, called, task = ResultFuture(), False, None
@@ -85,7 +85,7 @@ def call_user_function(
     finally:
         if not called:
             done.complete()
-        done.add_done_callback(lambda _: over())
+        done.add_done_callback(lambda _: on_end())
     if done.error is not None:
         raise done.error
 
@@ -180,35 +180,35 @@ class Rebalance:
         """Run the queued user callbacks, in the thread that requested messages. Raises the errors of the callbacks."""
         while self.has_pending_callbacks:
             if self._revoked_pending:
-                going = set(self._revoked_pending)
-                note = partial(self._revoked_pending.difference_update, going)
-                yield from self._run_callback(self._options.on_revoked, going, note)
+                revoked = set(self._revoked_pending)
+                on_end = partial(self._revoked_pending.difference_update, revoked)
+                yield from self._run_callback(self._options.on_revoked, revoked, on_end)
             else:
-                came = self._assigned_pending & self.membership.assigned.keys()
+                assigned = self._assigned_pending & self.membership.assigned.keys()
                 self._assigned_pending = set()
                 yield from self._run_callback(
                     self._options.on_assigned,
-                    came,
+                    assigned,
                     lambda: self.unannounced.intersection_update(self._assigned_pending),
                 )
 
     def _run_callback(
-        self, function: PartitionCallback, names: set[PartitionName], note: Callable[[], object]
+        self, function: PartitionCallback, names: set[PartitionName], on_end: Callable[[], object]
     ) -> Operation[None]:
-        """Call `function(names)`, and `note` when `function` has ended. If `function` is None or there are no names,
-        only call `note`."""
+        """Call `function(names)`, and `on_end` when `function` has ended. If `function` is None or there are no names,
+        only call `on_end`."""
 
-        def over() -> None:
+        def callback_ended() -> None:
             self._in_callback = False
-            note()
+            on_end()
             self.wake()
             self.on_callback_returned()
 
         if function is None or not names:
-            over()
+            callback_ended()
             return
         self._in_callback = True
-        yield from call_user_function(function, names, self.start_await, over)
+        yield from call_user_function(function, names, self.start_await, callback_ended)
 
     def run_final_callbacks(self) -> Operation[None]:
         """Run on_revoked for all partitions, because the consumer is closed."""
@@ -251,13 +251,13 @@ class Rebalance:
                 return
             failure = error
         # Partitions that are not revoked any more were assigned again, or lost, during the commit.
-        going = [name for name in names if name in self._revoked]
-        for name in going:
+        released = [name for name in names if name in self._revoked]
+        for name in released:
             del self._revoked[name]
             self._positions.remove_lost(name)
-        self.membership.release(going)
-        if going:
-            log.info("Group %s: released %s.", self._options.group, _listed(going))
+        self.membership.release(released)
+        if released:
+            log.info("Group %s: released %s.", self._options.group, _listed(released))
         if failure is not None:
             raise failure
 

@@ -36,7 +36,7 @@ class Starts:
     positions: Mapping[PartitionName, ReadPosition]
     stored: Mapping[PartitionName, StoredOffset]
     """Offsets of the group, including the start positions that were just committed."""
-    grants: Mapping[PartitionName, int]
+    generations: Mapping[PartitionName, int]
     """For each partition, the generation of the assignment for which the position was found."""
 
 
@@ -98,12 +98,12 @@ class StartPositions:
         """Return the start positions of the newly assigned partitions `fresh`, a map to the incarnations of their
         topics. With start="latest", also commit these positions in the group."""
         stored: dict[PartitionName, StoredOffset] = {}
-        grants: dict[PartitionName, int] = {}
+        generations: dict[PartitionName, int] = {}
         refused: set[PartitionName] = set()
         locked: dict[PartitionName, Busy] = {}
         if self._group is not None:
-            share, offsets = self._group.membership.assigned, self._group.offsets
-            grants = {name: share[name].grant for name in fresh}
+            assigned, offsets = self._group.membership.assigned, self._group.offsets
+            generations = {name: assigned[name].grant for name in fresh}
             claimed, refused = yield from offsets.claim(fresh)
             stored, locked = yield from self._read_unlocked(list(fresh))
             stored |= claimed
@@ -139,8 +139,8 @@ class StartPositions:
                 questions[name] = self._options.start
         positions |= yield from self._locate_all(fresh, questions)
         if self._options.start_latest:
-            stored |= yield from self._commit_start_positions(fresh, grants, positions, stored)
-        return Starts(positions, stored, grants)
+            stored |= yield from self._commit_start_positions(fresh, generations, positions, stored)
+        return Starts(positions, stored, generations)
 
     def _is_new_partition(self, name: PartitionName, incarnation: int) -> bool:
         """Return whether a partition is new (see the module). If a new partition has no committed offset, it is read
@@ -187,17 +187,18 @@ class StartPositions:
     def _commit_start_positions(
         self,
         fresh: Mapping[PartitionName, int],
-        grants: Mapping[PartitionName, int],
+        generations: Mapping[PartitionName, int],
         positions: dict[PartitionName, ReadPosition],
         stored: Mapping[PartitionName, StoredOffset],
     ) -> Operation[dict[PartitionName, StoredOffset]]:
         """Commit the start positions of partitions for which the group has no offset. Return what was committed.
-        `grants`: the generation of each assignment. Partitions whose commit is fenced are removed from `positions`."""
+        `generations`: the generation of each assignment. Partitions whose commit is fenced are removed from
+        `positions`."""
         if self._group is None:
             return {}
         rows = {
-            name: StoredOffset(place.offset, 0, fresh[name], place.epoch, grants[name])
-            for name, place in positions.items()
+            name: StoredOffset(position.offset, 0, fresh[name], position.epoch, generations[name])
+            for name, position in positions.items()
             if name not in stored or stored[name].incarnation != fresh[name]
         }
         if not rows:
@@ -207,7 +208,7 @@ class StartPositions:
         generation_of = self._group.membership.generation_of
         for name in refused:
             positions.pop(name, None)
-        if lost := [name for name in refused if generation_of(name) == grants[name]]:
+        if lost := [name for name in refused if generation_of(name) == generations[name]]:
             self._fenced(lost)
         return {name: row for name, row in rows.items() if name not in refused}
 
@@ -221,21 +222,21 @@ class StartPositions:
         If the broker answers with a retriable error or does not know the topic, the partition is left out of the
         result, and `Assignment.run` tries again later. Other errors are raised.
         """
-        found, calls = {}, {}
+        found, requests = {}, {}
         for name, each in questions.items():
             request = Locate(name.topic, fresh[name], name.partition, each.by, each.value)
-            calls[name] = self._link.send_request(request)
+            requests[name] = self._link.send_request(request)
         try:
-            for name, call in calls.items():
-                while not call.done:
-                    yield Wait((call,))
-                if call.error is None:
-                    found[name] = ReadPosition(call.reply.offset, call.reply.ordinal, call.reply.epoch)
-                elif not call.error.retriable and not isinstance(call.error, UnknownTopic):
-                    raise call.error
+            for name, pending in requests.items():
+                while not pending.done:
+                    yield Wait((pending,))
+                if pending.error is None:
+                    found[name] = ReadPosition(pending.reply.offset, pending.reply.ordinal, pending.reply.epoch)
+                elif not pending.error.retriable and not isinstance(pending.error, UnknownTopic):
+                    raise pending.error
         finally:
-            for call in calls.values():
-                self._link.abandon(call)
+            for pending in requests.values():
+                self._link.abandon(pending)
         return found
 
 

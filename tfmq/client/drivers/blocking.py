@@ -187,10 +187,10 @@ class BlockingDriver(Driver):
             with self.lock:
                 self._end_wait(waiter)
             raise
-        forgotten = len(waiter.futures) == 1 and waiter.futures[0].done
+        single_done = len(waiter.futures) == 1 and waiter.futures[0].done
         # If no thread polls but other threads wait, this thread must poll, or must wake one of them to poll.
         orphaned = self._polling_thread is None and bool(self._waiters)
-        return woken and forgotten and not orphaned
+        return woken and single_done and not orphaned
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
         """Call `function` once after `seconds`, under the lock. The timer's `cancel` prevents the call."""

@@ -153,8 +153,8 @@ class Driver:
         if was_closed:
             self.closed = True
             self.link.close()
-        for forget in self.on_fork:
-            forget()
+        for callback in self.on_fork:
+            callback()
 
     def next_time(self) -> float:
         """Return the time of the next due action, in the driver's clock. Called under the lock."""

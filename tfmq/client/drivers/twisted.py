@@ -147,12 +147,12 @@ class DeferredDriver(EventDriver):
 
     def _create_sleep(self) -> tuple[Deferred[None], Callable[..., None]]:
         self.get_reactor()
-        over: Deferred[None] = Deferred()
-        return over, lambda _=None: self._fire_soon(over)
+        sleep: Deferred[None] = Deferred()
+        return sleep, lambda _=None: self._fire_soon(sleep)
 
-    def _fire_soon(self, over: Deferred[None]) -> None:
-        """Fire `over` in a later turn of the reactor, so that the waiting caller never runs inside the current code."""
-        self._ready.append(over)
+    def _fire_soon(self, sleep: Deferred[None]) -> None:
+        """Fire `sleep` in a later turn of the reactor, so that the caller never runs inside the current code."""
+        self._ready.append(sleep)
         if not self._firing:
             self._firing = True
             self.reactor.callLater(0, self._fire)
@@ -160,9 +160,9 @@ class DeferredDriver(EventDriver):
     def _fire(self) -> None:
         self._firing = False
         ready, self._ready = self._ready, deque()
-        for over in ready:
-            if not over.called:
-                over.callback(None)
+        for sleep in ready:
+            if not sleep.called:
+                sleep.callback(None)
 
     def _has_loop(self) -> bool:
         return self.get_reactor() is not None

@@ -100,7 +100,7 @@ class ProducerCore:
             self.store_and_forward.abandon_after_fork()
         self._create_accumulator()
         self.transactions = self.transactions.recreate_after_fork()
-        # In the child no thread finishes a `close` that was in progress, so nobody may wait for its end.
+        # In the child no thread finishes a `close` that was in progress, so no caller may wait for its end.
         self.closed_event.done = self.closed
 
     # Messages

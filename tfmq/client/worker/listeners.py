@@ -158,7 +158,7 @@ def log_failure(message: ReceivedMessage[Any], error: Exception, then: str = "",
     by its offset. Key and payload are not logged; nor is the text of a `DecodeFailed`, in which codecs quote payloads.
     `RetryLater` is not a failure and is logged at INFO. Of `RetryLater` and `Reject` only reason and cause are logged.
     """
-    place = f"{message.topic}-{message.partition} at offset {message.offset}"
+    label = f"{message.topic}-{message.partition} at offset {message.offset}"
     if isinstance(error, Reject | RetryLater):
         cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         reason = f": {error.reason}" if tracebacks and error.reason and not _quotes_payload(error) else ""
@@ -170,7 +170,7 @@ def log_failure(message: ReceivedMessage[Any], error: Exception, then: str = "",
         level, words = logging.WARNING, f"a call of its handler failed ({type(error).__name__}){then}."
     exc_info = _exc_info(cause) if tracebacks else None
     text = "" if exc_info is None else _shortened_traceback(exc_info)
-    log.log(level, "%s: %s%s", place, words, text and f"\n{text}", exc_info=None if text else exc_info)
+    log.log(level, "%s: %s%s", label, words, text and f"\n{text}", exc_info=None if text else exc_info)
 
 
 def _shortened_traceback(exc_info: ExcInfo) -> str:

@@ -85,24 +85,24 @@ class MessageContextFactory:
         if not self._opened:
             self._store, self._opened = self._open_store(), True
         calls = self._failed_calls(message) + 1
-        here = core.positions.current is message or core.will_redeliver(message)
+        redeliverable = core.positions.current is message or core.will_redeliver(message)
         final = isinstance(error, Reject | DecodeFailed) or options.commits == "before"
         if self._store is None:
-            if final or not here or calls > options.retries:
+            if final or not redeliverable or calls > options.retries:
                 return False
         else:
             failure = Failure.from_exception(error, round(self._wall_clock() * 1000))
-            if final or not here:
+            if final or not redeliverable:
                 log_failure(message, error, tracebacks=tracebacks)
                 yield from self._store.store_letter(message, [failure])
                 yield from self._delete_expired_if_due(self._store)
                 return True
 
-            def noted(state: str) -> None:
+            def log_if_final(state: str) -> None:
                 if state != FAILING:
                     log_failure(message, error, tracebacks=tracebacks)
 
-            state = yield from self._store.record_failure(message, failure, noted=noted)
+            state = yield from self._store.record_failure(message, failure, noted=log_if_final)
             yield from self._delete_expired_if_due(self._store)
             if state != FAILING:
                 self._failing_message = None

@@ -107,9 +107,9 @@ class OrderedQueues:
     def next(self, now: float) -> HandlerJob | None:
         """Return the next job; None if none may start now. Dead letters come first. The caller must call `complete` or
         `retry_at` later."""
-        letter = self.next_dead_letter()
-        if letter is not None:
-            return letter
+        dead_letter = self.next_dead_letter()
+        if dead_letter is not None:
+            return dead_letter
         while self._retry_heap and self._retry_heap[0][0] <= now:
             self._ready.append(heapq.heappop(self._retry_heap)[2])
         if self._revoked and not self._ready:
@@ -162,11 +162,11 @@ class OrderedQueues:
         message = job.message
         if self._order == "none":
             return None
-        place = (message.topic, message.partition)
+        partition = (message.topic, message.partition)
         if self._order == "partition":
-            return place
+            return partition
         try:
             key = message.key
         except DecodeFailed:
             return None
-        return None if key is None else (*place, key)
+        return None if key is None else (*partition, key)

@@ -44,17 +44,17 @@ than supervisors wait before they kill a process."""
 
 def log_connectivity(link: ClientConnection) -> Operation[None]:
     """Log each time the broker becomes unreachable or reachable again. This operation never ends."""
-    told = False
+    logged = False
     while True:
         yield Wait((), CONNECTIVITY_CHECK_SECONDS)
         if link.state == READY or not link.connection_count:
-            if told:
+            if logged:
                 log.info("The broker is reachable again.")
-            told = False
-        elif not told:
+            logged = False
+        elif not logged:
             text = "The broker is unreachable; the run continues when it is reachable again. %s"
             log.warning(text, link.last_error or "")
-            told = True
+            logged = True
 
 
 class DisconnectedTime:
@@ -95,9 +95,9 @@ def restore_signal_handlers(former: dict[int, Any]) -> None:
 
 
 @contextlib.contextmanager
-def signal_handlers(stop: Callable[[], None], wanted: bool = True) -> Iterator[None]:
+def signal_handlers(stop: Callable[[], None], enabled: bool = True) -> Iterator[None]:
     """Return a context in which the first SIGTERM or SIGINT calls `stop`, and the second raises an exception. Outside
-    of the main thread, or if `wanted` is false, the context does nothing."""
+    of the main thread, or if `enabled` is false, the context does nothing."""
     former: dict[int, Any] = {}
     signalled = False
 
@@ -111,7 +111,7 @@ def signal_handlers(stop: Callable[[], None], wanted: bool = True) -> Iterator[N
         stop()
 
     try:
-        if wanted and threading.current_thread() is threading.main_thread():
+        if enabled and threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 former[number] = signal.signal(number, on_signal)
         yield
@@ -143,7 +143,7 @@ So if a message crashes the process, the restarted run handles at most half as m
 run did. After a few crashes the message is among the first `COUNT_BEFORE_CALL_MAX`, so that its calls are counted.
 """
 UNACKED_BYTES_MAX: Final = 4 << 20
-"""Delivery of a partition stops at so many bytes from its first unacked message to its last delivered message."""
+"""Maximum bytes from the first unacked to the last delivered message of a partition. Delivery stops at this size."""
 FENCED_RETRIES_MAX: Final = 8
 """How often a handler of one message may raise `Fenced` before that counts as a failure.
 
@@ -169,7 +169,7 @@ class RetryLoop(Protocol):
 class HandlerRunner:
     """One `run` of a consumer. `chance` returns random numbers from 0 to 1, for the pauses between handler calls.
 
-    `raise_flag`: the driver's function that completes an event for which another thread may be waiting.
+    `complete_event`: the driver's function that completes an event for which another thread may be waiting.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class HandlerRunner:
         order: str = "partition",
         tracebacks: bool = True,
         wall_clock: Callable[[], float],
-        raise_flag: Callable[[Event], None] = Event.complete,
+        complete_event: Callable[[Event], None] = Event.complete,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.failure: BaseException | None = None
@@ -191,7 +191,7 @@ class HandlerRunner:
         self._queues = OrderedQueues(order)
         self._tracebacks = tracebacks
         self._wall_clock = wall_clock
-        self._raise_flag = raise_flag
+        self._complete_event = complete_event
         self._chance = chance
         self._work_event = Event()
         self._retry_loop_ended = Event()
@@ -275,9 +275,9 @@ class HandlerRunner:
         self._core.stop()
         self._set_event(self._core.stop_requested)
 
-    def _set_event(self, flag: Event) -> None:
-        flag.complete()
-        self._raise_flag(flag)
+    def _set_event(self, event: Event) -> None:
+        event.complete()
+        self._complete_event(event)
 
     # Next message
 
@@ -290,8 +290,8 @@ class HandlerRunner:
         while not self.is_stopping:
             if core.membership is not None and core.rebalance.has_pending_callbacks:
                 yield from core.rebalance.run_callbacks()
-            late = core.heartbeat_overdue
-            job = self._queues.next_dead_letter() if late else self._queues.next(core.link.now())
+            overdue = core.heartbeat_overdue
+            job = self._queues.next_dead_letter() if overdue else self._queues.next(core.link.now())
             if job is not None:
                 if self._idle_workers and self._queues.has_ready:
                     self._wake_workers()
@@ -303,20 +303,20 @@ class HandlerRunner:
 
     def _enqueue_next_batch(self) -> bool:
         """Move the messages of a decoded batch into the ordered queues. Return False if no batch is ready."""
-        core, ledgers = self._core, self._core.positions.ack_trackers.values()
-        core.suspended = {each.name for each in ledgers if each.unacked_bytes >= UNACKED_BYTES_MAX}
+        core, trackers = self._core, self._core.positions.ack_trackers.values()
+        core.suspended = {each.name for each in trackers if each.unacked_bytes >= UNACKED_BYTES_MAX}
         core.check_tasks()
         if not core.prepare_batch():
             return False
         ready = core.positions.ready
         messages = [] if ready is None else list(ready.messages)
-        ledger = core.positions.dispatch_ready_batch()
-        if ledger is not None:
-            first = ledger.delivered_count - len(messages)
+        tracker = core.positions.dispatch_ready_batch()
+        if tracker is not None:
+            first = tracker.delivered_count - len(messages)
             for number, message in enumerate(messages, first):
                 power_of_two = not number & (number - 1)
                 commit_first = COUNT_BEFORE_CALL_MAX <= number <= EARLY_COMMIT_MAX and power_of_two
-                self._queues.add(HandlerJob(message, ledger, number < COUNT_BEFORE_CALL_MAX, commit_first))
+                self._queues.add(HandlerJob(message, tracker, number < COUNT_BEFORE_CALL_MAX, commit_first))
         core.message_count += len(messages)
         return True
 
@@ -351,32 +351,32 @@ class HandlerRunner:
             self._complete(job)
         return begins
 
-    def _commit_or_count_first(self, job: HandlerJob, ledger: AckTracker) -> Operation[bool]:
+    def _commit_or_count_first(self, job: HandlerJob, tracker: AckTracker) -> Operation[bool]:
         """Do what must precede a handler call: commit acked offsets, or count the call in the dead-letter store. Return
         False if the call must be skipped, because the message is invalid now or its state is not FAILING."""
         core, store, message = self._core, self.store, job.message
         if core.options.commits == "before":
-            ledger.ack(message)
+            tracker.ack(message)
             refused = yield from self._retry_store(core.commit_acked, "A message waits to be handled")
-            if ledger.name in refused or ledger.invalid:
+            if tracker.name in refused or tracker.invalid:
                 return False
         if store is not None and job.commit_first and core.options.commits == "auto":
             job.commit_first = False
             yield from self._commit_early()
-            if ledger.invalid:
+            if tracker.invalid:
                 return False
         if store is not None and not job.count_before_call and not job.in_store:
-            if ledger.failing_offsets is None:
-                ledger.failing_offsets = yield from self._retry_store(
+            if tracker.failing_offsets is None:
+                tracker.failing_offsets = yield from self._retry_store(
                     lambda: store.failing_offsets(message), "A message waits to be handled"
                 )
             # If a former run failed with this message, the coming call is counted. So if the call succeeds, this is
             # recorded in the store too.
-            job.count_before_call = message.offset in ledger.failing_offsets
+            job.count_before_call = message.offset in tracker.failing_offsets
         if store is not None and job.count_before_call and not job.counted:
             state = yield from self._retry_store(lambda: store.count_call(message), "A message waits to be handled")
             job.counted = True
-            return state == FAILING and not ledger.invalid
+            return state == FAILING and not tracker.invalid
         return True
 
     # Result of a call
@@ -446,12 +446,12 @@ class HandlerRunner:
         else:
             job.in_store = True
 
-            def noted(state: str) -> None:
+            def log_if_final(state: str) -> None:
                 if state != FAILING:
                     self._log_failure(job, error)
 
             state = yield from self._retry_store(
-                lambda: store.record_failure(message, failure, begun=begun, noted=noted)
+                lambda: store.record_failure(message, failure, begun=begun, noted=log_if_final)
             )
             if state == FAILING:
                 return self._log_retry(job, error)
@@ -472,9 +472,9 @@ class HandlerRunner:
 
     def _complete(self, job: HandlerJob) -> None:
         """Ack a message, so that its offset may be committed, and let the next job of its queue start."""
-        ledger = job.ack_tracker
-        if ledger is not None and not ledger.invalid:
-            ledger.ack(job.message)
+        tracker = job.ack_tracker
+        if tracker is not None and not tracker.invalid:
+            tracker.ack(job.message)
         self._release(job)
         self._queues.complete(job)
         if self._idle_workers and (self._queues.has_ready or self._core.suspended):
