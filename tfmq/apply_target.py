@@ -179,7 +179,7 @@ class ApplyTarget(Protocol):
 
         A target stores only the highest position of a source. So if an effect failed and a later one was written, the
         failed effect would count as applied. A source that must not lose an effect therefore waits for `done` before it
-        applies the next effect to the same key, unless both may be written in one append. A stopped target answers
+        applies the next effect to the same key, unless both may be written in one append. A stopped target reports
         StorageStopped until its sources were notified of the resumption: effects that were written but not fsynced may
         be lost, and have to be written again before any later effect.
         """

@@ -95,7 +95,7 @@ PRODUCER_IDLE_SECONDS = Limit(
     7 * 86_400, "seconds", "an unused producer id expires after this time", cap=365 * 86_400, sent=True
 )
 
-# Limits of requests that are not answered yet, and of one append
+# Limits of requests that have no reply yet, and of one append
 PENDING_BYTES = Limit(
     128 * MIB, "bytes", "batches of all connections that wait for the disk; more get Busy", cap=8192 * MIB
 )

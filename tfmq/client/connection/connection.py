@@ -189,7 +189,7 @@ class ClientConnection:
         self.reset()
 
     def reset(self) -> None:
-        """Set the initial state. A forked child calls this to forget the open requests, which belong to the parent."""
+        """Set the initial state. A forked child calls this to drop the open requests, which belong to the parent."""
         self.state = ConnectionState.DOWN
         self.hello: HelloReply | None = None
         self.limits = limits.limits_to_send({})

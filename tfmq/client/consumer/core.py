@@ -152,7 +152,7 @@ class ConsumerCore:
         self.fetcher.set_column_decoders(None)
 
     def next_columns(self, seconds: float | None) -> Operation[Any]:
-        """Return the next record batch; None after `stop`, or if none comes in `seconds` (None: no time limit)."""
+        """Return the next record batch; None after `stop`, or if none arrives in `seconds` (None: no time limit)."""
         self._ack_delivered()
         until = NEVER if seconds is None else self.link.now() + seconds
         if not (yield from self._wait_for_batch(until)):
@@ -193,7 +193,7 @@ class ConsumerCore:
         self._change_event = Event() if self._change_event.done else self._change_event
         if self.heartbeat_overdue:
             return False
-        # A poll() in another thread may have left a batch.
+        # A poll() in another thread may have made a batch ready and delivered only a part of it.
         if self.positions.ready_messages() or self._decode_next_batch():
             return True
         if (failure := self.fetcher.next_failure()) is not None:

@@ -46,11 +46,11 @@ FETCH_BYTES_MIN: Final = 16 * KIB
 """A fetch size is reduced to half of a partition's share of `prefetch_bytes`, but not below this size. So if a share is
 smaller than this, the buffered responses together may exceed `prefetch_bytes`."""
 WAIT_MS: Final = 50_000
-"""How long the broker waits for data before it answers a fetch: long, so that idle consumers are cheap."""
+"""How long the broker waits for data before it replies to a fetch: long, so that idle consumers are cheap."""
 FETCHES_MAX: Final = 1024
 """Maximum of fetches in flight, below the broker's limit per connection. If more partitions exist, they take turns."""
 TURN_WAIT_MS: Final = 250
-"""How long the broker waits for data before it answers a fetch, if more than FETCHES_MAX partitions take turns."""
+"""How long the broker waits for data before it replies to a fetch, if more than FETCHES_MAX partitions take turns."""
 RETRY_SECONDS: Final = 0.01
 RETRY_SECONDS_MAX: Final = 2.0
 """Maximum delay before a failed fetch is repeated. The delay begins at RETRY_SECONDS and doubles with each error."""

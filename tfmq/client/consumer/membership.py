@@ -267,7 +267,7 @@ class Membership:
 
 
 ZOOKEEPER_CHECK_SECONDS: Final = 0.5
-"""Interval at which `run` checks for changes: it may miss a notification of ZooKeeper that comes while it is busy."""
+"""Interval at which `run` checks for changes: it may miss a notification of ZooKeeper that arrives while it is busy."""
 CLOSE_SECONDS: Final = 10.0
 
 

@@ -164,7 +164,7 @@ class Rebalance:
 
     def _queue_revoked(self, name: PartitionName) -> None:
         """Queue a call of on_revoked. If the call of on_assigned is still queued, only withdraw that call instead."""
-        if name in self._assigned_pending:  # The user was never told of the assignment.
+        if name in self._assigned_pending:  # on_assigned was not called for it.
             self._assigned_pending.discard(name)
             self.unannounced.discard(name)
         elif self._options.on_revoked is not None:

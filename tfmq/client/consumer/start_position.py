@@ -219,7 +219,7 @@ class StartPositions:
     ) -> Operation[dict[PartitionName, ReadPosition]]:
         """Request all the start positions in `questions` from the broker at once, and return the positions found.
 
-        If the broker answers with a retriable error or does not know the topic, the partition is left out of the
+        If the broker replies with a retriable error or does not know the topic, the partition is left out of the
         result, and `Assignment.run` tries again later. Other errors are raised.
         """
         found, requests = {}, {}

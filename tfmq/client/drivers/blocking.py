@@ -354,7 +354,7 @@ class BlockingDriver(Driver):
         """
         # `nested` is true if a signal handler polls while its thread is inside `poll`.
         channel, nested = self.channel, self._in_poll
-        # `_reading` is true if the signal came after the interrupted poll had read data, and before it processed them.
+        # `_reading` is true if the signal arrived after the interrupted poll had read data, before it processed them.
         # New data would be processed before these older data, so close the connection.
         if self._reading:
             channel.connection_failed(ConnectionResetError("a signal arrived while a reply was read"))
@@ -370,7 +370,7 @@ class BlockingDriver(Driver):
         events, data, received = 0, None, False
         self._in_poll, self._reading = True, False
         try:
-            # These checks come after `_in_poll` is set, because `set_event` does not always take the lock. An event
+            # These checks run after `_in_poll` is set, because `set_event` does not always take the lock. An event
             # that is already set is found here. For an event that is set later, `set_event` writes to the wake pipe.
             if self._waiters:
                 self._wake_done()

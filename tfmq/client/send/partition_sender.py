@@ -39,7 +39,7 @@ ProducerIdCallback = Callable[[int, TfmqError | None], None]
 
 
 class ProducerIds:
-    """Leases producer ids from the broker in advance. Discards unused ids before the broker forgets them."""
+    """Leases producer ids from the broker in advance. Discards unused ids before the broker removes them."""
 
     def __init__(self, link: ClientConnection) -> None:
         self._link = link
@@ -145,7 +145,7 @@ class SenderState(StrEnum):
     READY = "ready"
     """The sender assigns producer sequences and sends."""
     DRAINING = "draining"
-    """The sender waits after an error until all requests in flight are answered."""
+    """The sender waits after an error until all requests in flight are complete."""
     BACKING_OFF = "backing off"
     """The broker was busy: the sender sends the same batches again after a pause."""
     REQUESTING_SUCCESSOR = "requesting successor"
@@ -323,7 +323,7 @@ class PartitionSender:
         self.pump()
 
     def _requeue(self) -> None:
-        """Move the batches in flight to the head of the queue. Called only when all their requests are answered."""
+        """Move the batches in flight to the head of the queue. Called only when all their requests are complete."""
         self.queue.extendleft(reversed(self.in_flight))
         self.in_flight.clear()
         self._in_flight_bytes = 0
@@ -391,7 +391,7 @@ class PartitionSender:
             self.in_flight.remove(batch)
 
     def _resolve_errors(self) -> None:
-        """Send the rejected batches again. Called when all requests are answered; the batches are still in `in_flight`.
+        """Send the rejected batches again. Called when all requests are complete; the batches are still in `in_flight`.
 
         If the broker was busy, send after a pause. Otherwise start new sequences: under the same id if nothing was ever
         stored under it, else under a successor id.
@@ -474,7 +474,7 @@ class PartitionSender:
                 first += lost
 
     def _id_unknown(self, error: UnknownProducer) -> None:
-        """Get a new id after the broker has forgotten the old one.
+        """Get a new id after the broker has removed the old one.
 
         Fail batches that may be stored under the old id, because their outcome can no longer be determined.
         """
@@ -486,7 +486,7 @@ class PartitionSender:
         self._accumulator.producer_ids.acquire(self._id_received)
 
     def _topic_deleted(self, error: TfmqError) -> None:
-        """Reroute or fail all batches of a deleted topic. Called only when all requests are answered.
+        """Reroute or fail all batches of a deleted topic. Called only when all requests are complete.
 
         Batches that are certainly not stored are rerouted to the re-created topic in their original order. Batches that
         may be stored fail with outcome "unknown". The number of acknowledged messages that are deleted is logged.
@@ -599,7 +599,7 @@ class DelayedSender(PartitionSender):
             super()._handle_error(batch, error)
             return
         topic = batch.routed_topic
-        assert topic is not None, "placed"
+        assert topic is not None, "routed"
         self._deleted_topics[topic.name, topic.incarnation] = topic
         if batch.attempts <= 1 and not batch.rerouted_from_partitions:
             self._has_gap = True
@@ -620,7 +620,7 @@ class DelayedSender(PartitionSender):
         buffers = self._remove_deleted_buffers()
         super()._restart(producer_id)
         for batch in (*moving, *sent, *queued):
-            assert batch.routed_topic is not None, "placed"
+            assert batch.routed_topic is not None, "routed"
             if batch.rerouted_from_partitions:
                 self._accumulator.fail_batch(batch, UnknownTopic(outcome=NOT_DONE))
             else:

@@ -23,7 +23,7 @@ log = logging.getLogger("tfmq.transaction")
 WAIT_SECONDS: Final = 30.0
 """How long a request waits at the broker. The broker permits at most a minute."""
 POLL_SECONDS: Final = 5.0
-"""How long a reply waits while no thread reads it. It matters little: a check comes a minute after the prepare."""
+"""How long a reply waits while no thread reads it. It matters little: a check arrives a minute after the prepare."""
 GRACE_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 5.0
 """The pause after an error, for example because the broker is unreachable or has too many waiting requests."""

@@ -245,7 +245,7 @@ def forget_group(link: ClientConnection, group: str, seconds: float) -> Operatio
 
 
 def _request_until_replied(link: ClientConnection, message: Any, seconds: float) -> Operation[Any]:
-    """Send a request. Repeat it after each timeout, as long as the broker answers a ping within `seconds`."""
+    """Send a request. Repeat it after each timeout, as long as the broker replies to a ping within `seconds`."""
     doubtful = False
     while True:
         pending = yield from request_until_not_busy(

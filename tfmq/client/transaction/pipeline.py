@@ -235,7 +235,7 @@ class TransactionAccumulator:
     def _pin_topic(self, name: str) -> Topic:
         accumulator = self._accumulator
         entry = accumulator.topic_entry(name)
-        assert entry.metadata is not None, "asked for before"
+        assert entry.metadata is not None, "requested before"
         if accumulator.metadata.is_stale(name):
             # For later transactions, because this transaction uses the old metadata.
             accumulator.request_metadata(entry)
@@ -394,7 +394,7 @@ class Pipeline:
         id_replaced = False
         while True:
             producer_sequence = self._sequence
-            assert producer_sequence is not None, "taken before"
+            assert producer_sequence is not None, "acquired before"
             producer_sequence.number += 1
             request = BeginTransaction(producer_sequence.producer_id, producer_sequence.number, *self.begin_fields)
             pending = yield from request_until_not_busy(
@@ -534,7 +534,7 @@ class ProducerSequencePool:
 
     def acquire(self, until: float) -> Operation[ProducerSequence]:
         """Return a free producer id, or else a newly leased one. Raises the errors that `lease_new` names."""
-        # The broker forgets idle producer ids, so ids that were idle for half of that time are not used any more.
+        # The broker removes idle producer ids, so ids that were idle for half of that time are not used any more.
         oldest = self._link.now() - self._link.limits["producer_idle_seconds"] / 2
         while self._free:
             producer_sequence = self._free.pop()

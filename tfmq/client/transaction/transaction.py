@@ -183,7 +183,7 @@ class TransactionCore:
             self.requests.offsets[row.group] = row
 
     def notify_consumers(self) -> None:
-        """If the transaction has ended, tell the consumers in it whether their offsets are committed or rolled back.
+        """If the transaction has ended, notify the consumers in it whether their offsets are committed or rolled back.
 
         Call this without the driver's lock, because the consumers have locks of their own.
         """
