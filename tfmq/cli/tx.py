@@ -31,6 +31,7 @@ from tfmq.cli.output import (
 )
 from tfmq.errors import NOT_DONE, ConnectionFailed, Damaged, TfmqError, UnknownTransaction
 from tfmq.limits import XID_BYTES
+from tfmq.transaction.states import APPLYING, ENDED_STATES, PREPARED, State
 
 if TYPE_CHECKING:
     from tfmq.admin import Admin
@@ -219,18 +220,8 @@ def confirm_forgetting(found: list[CommitGroupDescription]) -> None:
     confirm(f"forget {which}", ", say --yes. It cannot be undone.", " This cannot be undone.")
 
 
-STATES = (
-    "open",
-    "preparing",
-    "prepared",
-    "committing",
-    "applying",
-    "rolling_back",
-    "heuristic_committed",
-    "heuristic_rolled_back",
-)
-ENDED_STATES = ("committed", "rolled_back", "read_only")
-"""States of transactions that ended before the command, and not by hand. Their outcomes need no `tfmq tx forget`."""
+STATES = tuple(state.value for state in State if state not in ENDED_STATES)
+"""Values for --state. They are plain text, because click would offer the names of enum members, not their values."""
 
 
 @click.group()
@@ -278,7 +269,7 @@ def list_command(states: tuple[str, ...], group: str | None, after: int, count: 
 
 def print_overdue(output: Output, admin: Admin, shown: Sequence[TransactionDescription]) -> None:
     """Print how many prepared transactions without a timeout are older than the setting transaction.alarm_seconds."""
-    prepared = [each for each in shown if each.state == "prepared" and not each.expires_ms]
+    prepared = [each for each in shown if each.state == PREPARED and not each.expires_ms]
     if not prepared or output.quiet:
         return
     limit = float(admin.status().get("settings", {}).get("transaction.alarm_seconds", 0))
@@ -291,7 +282,7 @@ def print_overdue(output: Output, admin: Admin, shown: Sequence[TransactionDescr
 
 
 def print_losses(output: Output, shown: Sequence[TransactionDescription]) -> None:
-    lossy = sum(each.state == "prepared" and bool(each.details.get("lost")) for each in shown)
+    lossy = sum(each.state == PREPARED and bool(each.details.get("lost")) for each in shown)
     if lossy:
         verb = "is" if lossy == 1 else "are"
         output.info(
@@ -381,12 +372,13 @@ def end_by_hand(
         method: Callable[..., Any] = admin.rollback_transaction
         if what == "commit":
             method = partial(admin.commit_transaction, force=force)
+        # Transactions that ended before this command, and not by hand. Their outcomes need no `tfmq tx forget`.
         over = {(each.xid, each.epoch) for each in found if each.state in ENDED_STATES}
 
         def end(xid: str, number: int) -> dict[str, Any]:
             done = method(xid, number, heuristic=not as_owner)
             row = {**done._asdict(), "by_hand": not as_owner and (xid, number) not in over}
-            if done.state == "applying":
+            if done.state == APPLYING:
                 row["waits_for"] = dict(admin.transaction(xid, number).details.get("waits_for", {}))
             return row
 
@@ -431,7 +423,7 @@ def end_each(
 def report_end(output: Output, row: dict[str, Any]) -> None:
     name, state, by_hand = escape_unprintable(row["xid"]), row["state"], row.get("by_hand", False)
     output.info(f"{name}: {state.removeprefix('heuristic_').replace('_', ' ')}{' by hand' if by_hand else ''}")
-    if state == "applying" and not row.get("waits_for"):
+    if state == APPLYING and not row.get("waits_for"):
         output.info(f"  committed; not applied to every partition yet: tfmq tx show {name}")
     for target, why in row.get("waits_for", {}).items():
         output.info(f"  committed; not applied to {escape_unprintable(target)} yet: {escape_unprintable(why)}")

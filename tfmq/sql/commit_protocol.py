@@ -29,6 +29,7 @@ from tfmq.errors import (
 from tfmq.sql.database import new_xid
 from tfmq.sql.in_doubt import Decision, decide, prepared_name
 from tfmq.sql.session import SessionParticipant
+from tfmq.transaction.states import HEURISTIC_COMMITTED
 
 log = logging.getLogger("tfmq.sql")
 
@@ -188,7 +189,7 @@ class SharedTransaction:
         try:
             yield Step("broker commits", self.transaction.commit)
         except CONTRADICTIONS as error:
-            if isinstance(error, HeuristicOutcome) and error.state == "heuristic_committed":
+            if isinstance(error, HeuristicOutcome) and error.state == HEURISTIC_COMMITTED:
                 return
             messages = (
                 f"whether its messages were sent is not known (tfmq tx show {self.xid})"

@@ -13,6 +13,7 @@ from sqlalchemy.engine import Engine
 from tfmq.admin import Admin
 from tfmq.errors import BadRequest
 from tfmq.sql import database as rows
+from tfmq.transaction import states
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 DEFAULT_RETENTION = timedelta(days=7)
 """Default age from which rows are deleted. The broker remembers outcomes for the same time."""
 
-UNFINISHED_STATES = ("open", "preparing", "prepared", "committing", "applying", "rolling_back")
+UNFINISHED_STATES = tuple(
+    state.value for state in states.State if state not in states.ENDED_STATES | states.HEURISTIC_STATES
+)
 
 
 @overload

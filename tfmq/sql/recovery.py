@@ -28,6 +28,7 @@ from tfmq.sql.commit_protocol import Step, Steps, executor_for, run_steps, run_s
 from tfmq.sql.database import PREFIX, address_digest, has_two_phase_driver, is_in_memory
 from tfmq.sql.in_doubt import Decision, PreparedTransaction, decide, find_prepared, finish_prepared
 from tfmq.sql.session import broker_node, describe_transaction, is_closed, join_group
+from tfmq.transaction import states
 
 log = logging.getLogger("tfmq.sql")
 
@@ -114,12 +115,12 @@ class CheckBackResponder:
 
 
 DECISION_BY_BROKER_STATE: Final[dict[str, Decision]] = {
-    "committed": "commit",
-    "applying": "commit",
-    "read_only": "commit",
-    "heuristic_committed": "commit",
-    "rolled_back": "rollback",
-    "heuristic_rolled_back": "rollback",
+    states.COMMITTED: "commit",
+    states.APPLYING: "commit",
+    states.READ_ONLY: "commit",
+    states.HEURISTIC_COMMITTED: "commit",
+    states.ROLLED_BACK: "rollback",
+    states.HEURISTIC_ROLLED_BACK: "rollback",
 }
 """State at the broker -> how to end the transaction in the database. In other states it stays prepared."""
 

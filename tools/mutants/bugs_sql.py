@@ -185,8 +185,8 @@ SQL: Final = (
         "prepared-ones-not-asked-about",
         "a row is kept while the broker may check back",
         "tfmq/sql/pruning.py",
-        '("open", "preparing", "prepared", "committing"',
-        '("open", "preparing", "committing"',
+        "states.ENDED_STATES | states.HEURISTIC_STATES",
+        "states.ENDED_STATES | states.HEURISTIC_STATES | {states.PREPARED}",
         [PRUNING],
     ),
     Mutant(

@@ -146,8 +146,8 @@ _TWO_PHASES: Final = (
         "applying-leftover-rolled-back",
         "a transaction that the broker has committed is committed in the database",
         "tfmq/sql/recovery.py",
-        '    "applying": "commit",\n',
-        '    "applying": "rollback",\n',
+        '    states.APPLYING: "commit",\n',
+        '    states.APPLYING: "rollback",\n',
         [LEFTOVERS],
     ),
     Mutant(
