@@ -513,18 +513,18 @@ class FileReferences:
         # Reentrant: garbage collection inside `acquire` may end a generator, which then calls `release` in this thread.
         self._lock = threading.RLock()
         self._count = 0
-        self._retired: list[ClosableFile] = []
+        self._obsolete: list[ClosableFile] = []
 
     def acquire(self) -> None:
-        """Add a reference: retired files are closed only after `release` was called once for each reference."""
+        """Add a reference: obsolete files are closed only after `release` was called once for each reference."""
         with self._lock:
             self._count += 1
 
     def release(self) -> None:
         with self._lock:
             self._count -= 1
-        if self._retired:
-            self._close_retired()
+        if self._obsolete:
+            self._close_obsolete()
 
     __enter__ = acquire
 
@@ -532,15 +532,15 @@ class FileReferences:
         self.release()
 
     def retire(self, files: Iterable[ClosableFile]) -> None:
-        gone = list(files)  # made before the lock is taken, because `files` may be a generator
+        obsolete = list(files)  # made before the lock is taken, because `files` may be a generator
         with self._lock:
-            self._retired.extend(gone)
-        self._close_retired()
+            self._obsolete.extend(obsolete)
+        self._close_obsolete()
 
-    def _close_retired(self) -> None:
+    def _close_obsolete(self) -> None:
         with self._lock:
             if self._count:
                 return
-            retired, self._retired = self._retired, []
-        for file in retired:
+            obsolete, self._obsolete = self._obsolete, []
+        for file in obsolete:
             file.close()

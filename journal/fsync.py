@@ -363,7 +363,7 @@ def _raise_error(_: Any, error: BaseException | None) -> None:
 
 
 NEVER_CLOSED: list[File] = []
-"""Files that may have bytes which are not durable. Closing one could hide an error, so they stay open for ever."""
+"""Files that may have bytes which are not durable. Closing one could hide an error, so they are never closed."""
 
 
 class FsyncFile(Protocol):
@@ -403,9 +403,9 @@ class FsyncGate:
         Raises the OSError of this fsync or of an earlier fsync of the log.
         """
         with self._references, self._lock:
-            flight = self._in_progress
-            if flight is not None:
-                self._error = self._error or flight.wait()
+            in_flight = self._in_progress
+            if in_flight is not None:
+                self._error = self._error or in_flight.wait()
             if self._error is not None:
                 raise self._error
             if file.sealed or self.detached:

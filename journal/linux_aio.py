@@ -111,11 +111,11 @@ class AioFsyncQueue:
         number = next(self._numbers)
         command = (_COMMAND_FDSYNC, 0, file.fileno(), 0, 0, 0, 0, _FLAG_EVENTFD, self._descriptor)
         _IOCB.pack_into(self._block, 0, number, 0, 0, *command)
-        flight = self._in_progress[number] = AioFsync(self, file.path, callback)
+        in_flight = self._in_progress[number] = AioFsync(self, file.path, callback)
         if _call_holding_lock(self._calls.submit, self._context, 1, self._blocks_at, 0, 0) != 1:
             del self._in_progress[number]
             return None
-        return flight
+        return in_flight
 
     def drain_ended(self) -> list[AioFsync]:
         """Return each ended fsync once. The caller must call the `callback` of each."""
@@ -133,11 +133,11 @@ class AioFsyncQueue:
             raise OSError(code, f"the results of fsyncs cannot be read: {os.strerror(code)}")
         for number in range(count):
             key, _, result, _ = _EVENT.unpack_from(events, number * _EVENT.size)
-            flight = self._in_progress.pop(key)
+            in_flight = self._in_progress.pop(key)
             if result < 0:
-                flight.error = OSError(-result, os.strerror(-result), flight.path)
-            self._ended.append(flight)
-            flight.done = True
+                in_flight.error = OSError(-result, os.strerror(-result), in_flight.path)
+            self._ended.append(in_flight)
+            in_flight.done = True
         if count > 0 and seconds:
             # The eventfd may have woken the owner before these fsyncs were in `_ended`. So the owner is woken again.
             os.eventfd_write(self._descriptor, 1)

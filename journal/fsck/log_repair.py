@@ -276,19 +276,19 @@ class _LogRepairer:
     def _checkpoint_from_segments(self) -> LogCheckpoint:
         """Return a checkpoint that reports as durable only what block trailers in the segments report as durable."""
         first_ordinal: int | None = None
-        durable, forced_ordinal, append_time, epoch = self.bases[0], 0, 0, 0
+        durable, durable_ordinal, append_time, epoch = self.bases[0], 0, 0, 0
         ordinals: dict[int, int] = {}
         for block in self._valid_blocks(self.bases):
             trailer = block.control
             if first_ordinal is None:
-                first_ordinal = forced_ordinal = trailer.first_ordinal
+                first_ordinal = durable_ordinal = trailer.first_ordinal
             ordinals[block.offset] = trailer.first_ordinal
             if durable < trailer.durable_offset <= block.offset and trailer.durable_offset in ordinals:
-                durable, forced_ordinal = trailer.durable_offset, ordinals[trailer.durable_offset]
+                durable, durable_ordinal = trailer.durable_offset, ordinals[trailer.durable_offset]
             append_time, epoch = max(append_time, trailer.append_time), max(epoch, trailer.epoch)
         if first_ordinal is None:
-            first_ordinal = forced_ordinal = self.known.get(self.bases[0], 0)
-        return LogCheckpoint(self.bases[0], first_ordinal, durable, forced_ordinal, append_time, epoch)
+            first_ordinal = durable_ordinal = self.known.get(self.bases[0], 0)
+        return LogCheckpoint(self.bases[0], first_ordinal, durable, durable_ordinal, append_time, epoch)
 
     # The segments
 
@@ -335,9 +335,9 @@ class _LogRepairer:
         if self._has_segment():
             block = next(self._valid_blocks([base]), None)
         ordinal = block.control.first_ordinal if block is not None else marks.durable_ordinal
-        forced_ordinal = marks.durable_ordinal if marks.durable >= base else ordinal
+        durable_ordinal = marks.durable_ordinal if marks.durable >= base else ordinal
         changed = marks._replace(first=base, first_ordinal=ordinal, clean=False)
-        self._write_checkpoint(changed._replace(durable=max(marks.durable, base), durable_ordinal=forced_ordinal))
+        self._write_checkpoint(changed._replace(durable=max(marks.durable, base), durable_ordinal=durable_ordinal))
         reason = f"segments from {marks.first} to {base} are missing"
         note = f"the log now starts at {base}, as after retention"
         lost = max(0, ordinal - marks.first_ordinal)
@@ -368,7 +368,7 @@ class _LogRepairer:
                 if repeated:
                     plans = [_plan_repair(segment, piece, before, repeated) for piece, before in pieces]
                 plans = [
-                    self._settle(segment, piece, before, repeated, plan)
+                    self._plan_without_repeats(segment, piece, before, repeated, plan)
                     for (piece, before), plan in zip(pieces, plans, strict=True)
                 ]
                 if not plans and not surplus:
@@ -479,7 +479,7 @@ class _LogRepairer:
     # applied to the log. The next start applies all records above that position. These include records in blocks whose
     # trailer is lost. If the repair kept such records as they are, the log would have them twice.
 
-    def _settle(
+    def _plan_without_repeats(
         self, segment: Segment, damaged: DamagedRange, before: BlockTrailer | None, repeated: set[int], plan: Plan
     ) -> Plan:
         """Return the plan, changed so that no record is stored twice after the next start.
@@ -734,9 +734,9 @@ def without_foreign(data: bytes, offset: int, log_id: int, ordinal: int | None, 
     # A block trailer may be at a position to which the records' lengths lead, at the end of a gap of unknown contents,
     # and at the end of the range.
     ends = [p.position + p.size for p in pieces if p.count == UNKNOWN or (p.count == 0 and not p.kept)]
-    places = [end - TRAILER_SIZE for end in [*ends, len(data)] if end >= TRAILER_SIZE]
-    found = ((place, named_trailer(data, place)) for place in places)
-    trailers = [Trailer(place, *trailer) for place, trailer in found if trailer is not None]
+    trailer_positions = [end - TRAILER_SIZE for end in [*ends, len(data)] if end >= TRAILER_SIZE]
+    found = ((at, named_trailer(data, at)) for at in trailer_positions)
+    trailers = [Trailer(at, *trailer) for at, trailer in found if trailer is not None]
     named = Counter(trailer.log_id for trailer in trailers)
 
     def is_own(trailer: Trailer) -> bool:
@@ -810,8 +810,8 @@ def _split_pieces(data: bytes, log_id: int) -> Iterator[RangePiece]:
             # A valid record follows, so this record's length is right, and only this record is lost.
             count = 1
         else:
-            places = range(position + HEADER_SIZE, min(end, position + SEARCH_SIZE_MAX))
-            size = next((place for place in places if _starts_valid_records(data, place, log_id)), end) - position
+            positions = range(position + HEADER_SIZE, min(end, position + SEARCH_SIZE_MAX))
+            size = next((at for at in positions if _starts_valid_records(data, at, log_id)), end) - position
             count = UNKNOWN
         yield RangePiece(position, size, count, kept)
         position += size

@@ -143,8 +143,8 @@ class _JournalVerifier(Verifier):
         if surplus:
             self.add_finding(name, file.size, file.size + surplus, SURPLUS.format(surplus), "end", NOTE)
 
-    def _report_gap(self, name: str, file: JournalFile, gap: JournalGap, forced: int) -> None:
-        torn = gap.first >= forced
+    def _report_gap(self, name: str, file: JournalFile, gap: JournalGap, durable_lsn: int) -> None:
+        torn = gap.first >= durable_lsn
         what = f"cannot be read: {gap.reason}"
         if torn:
             what = f"a tail that a start truncates; whether anything in it was acknowledged is not known: {gap.reason}"

@@ -85,11 +85,11 @@ def decode_checkpoint(data: bytes, path: str, log_id: int) -> LogCheckpoint:
     begins = CHECKPOINT_HEADER.size + count * EPOCH_START.size
     if begins + reason_size != len(data):
         raise Corrupt(path, 0, len(data), "its size does not match its content")
-    first, first_ordinal, durable, forced_ordinal, append_time, epoch = numbers
+    first, first_ordinal, durable, durable_ordinal, append_time, epoch = numbers
     starts = tuple((start, offset) for start, offset in EPOCH_START.iter_unpack(data[CHECKPOINT_HEADER.size : begins]))
     reason = data[begins:].decode("utf-8", "replace") if bits & BIT_STOPPED else None
     clean = bool(bits & BIT_CLEAN)
-    return LogCheckpoint(first, first_ordinal, durable, forced_ordinal, append_time, epoch, starts, clean, reason)
+    return LogCheckpoint(first, first_ordinal, durable, durable_ordinal, append_time, epoch, starts, clean, reason)
 
 
 def read_log_id(disk: Disk, folder: str) -> int | None:
@@ -220,8 +220,8 @@ def decode_snapshot(data: bytes, path: str, log_id: int) -> Snapshot:
     begins = HEADER.size + count * SOURCE.size
     if begins + size != len(data) or found_id != log_id:
         raise Corrupt(path, 0, len(data), "a snapshot of another log, or its size does not match its content")
-    places = SOURCE.iter_unpack(data[HEADER.size : begins])
-    sources = {(kind, id): (high, low) for kind, id, high, low in places}
+    positions = SOURCE.iter_unpack(data[HEADER.size : begins])
+    sources = {(kind, id): (high, low) for kind, id, high, low in positions}
     return Snapshot(offset, ordinal, append_time, sources, data[begins:])
 
 

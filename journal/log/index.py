@@ -211,16 +211,16 @@ class SegmentIndex:
 
     def _append_valid(self, data: bytes, size: int) -> str | None:
         """Add the entries in `data` up to the first invalid one. Return why it is invalid, or None if all are valid."""
-        for place in range(0, len(data) - ENTRY_SIZE + 1, ENTRY_SIZE):
-            entry = self._decode(data[place : place + ENTRY_SIZE])
+        for begin in range(0, len(data) - ENTRY_SIZE + 1, ENTRY_SIZE):
+            entry = self._decode(data[begin : begin + ENTRY_SIZE])
             if entry is None:
-                return f"entry {place // ENTRY_SIZE} is wrong"
+                return f"entry {begin // ENTRY_SIZE} is wrong"
             ordinal, position, time, run_size, records, epoch = entry
             start, first = self._open_run
             if position != start or not run_size or first not in (None, ordinal):
-                return f"entry {place // ENTRY_SIZE} does not follow the one before"
+                return f"entry {begin // ENTRY_SIZE} does not follow the one before"
             if position + run_size > size:
-                return f"entry {place // ENTRY_SIZE} is after the segment's end"
+                return f"entry {begin // ENTRY_SIZE} is after the segment's end"
             self._ordinals.append(ordinal)
             self._positions.append(position)
             self._times.append(time)
@@ -344,21 +344,21 @@ class OnDiskIndex(SegmentIndex):
         entry = self.entry(number)
         return self._verify(IndexPosition(entry.position, entry.first_ordinal))
 
-    def _verify(self, place: IndexPosition) -> IndexPosition:
-        """Return `place` if the block that ends at `place.position` has the next ordinal `place.ordinal`.
+    def _verify(self, position: IndexPosition) -> IndexPosition:
+        """Return `position` if the block that ends at `position.position` has the next ordinal `position.ordinal`.
 
         Raises InvalidIndex if not.
         """
-        if not place.position:
-            return place
-        at = place.position - TRAILER_SIZE
+        if not position.position:
+            return position
+        at = position.position - TRAILER_SIZE
         try:
             trailer = decode_trailer(self._pread(TRAILER_SIZE, at), 0, self._log_id)
         except BadRecord as error:
-            raise InvalidIndex(self.path, f"no block ends at position {place.position}") from error
-        if trailer.end != self._base + at or trailer.next_ordinal != place.ordinal:
-            raise InvalidIndex(self.path, f"another block ends at position {place.position} than it says")
-        return place
+            raise InvalidIndex(self.path, f"no block ends at position {position.position}") from error
+        if trailer.end != self._base + at or trailer.next_ordinal != position.ordinal:
+            raise InvalidIndex(self.path, f"another block ends at position {position.position} than it says")
+        return position
 
     @cached_property
     def _after_last_entry(self) -> tuple[int | None, int]:

@@ -210,7 +210,7 @@ class Log:
     def before_append(self, size_bytes: int, source: Source = PLAIN) -> Callable[[], None] | None:
         """Return the file work that must precede an append of `size_bytes` of records; None if there is none.
 
-        The work creates a new segment, or notes in the checkpoint that the log is not closed. It may run in a worker;
+        The work creates a new segment, or records in the checkpoint that the log is not closed. It may run in a worker;
         meanwhile reads are possible, but no append. If the work raises Stopped or Full, the caller rejects the append
         with that error. `append` does the work itself if the caller did not. Raises Stopped, Closed. `source` changes
         nothing: it is accepted because earlier callers pass it.
@@ -273,7 +273,7 @@ class Log:
             batches.append(Batch(b"".join(records), (), producer_id, sequence, len(part)))
             start += len(part)
         results = self.append(batches)
-        runs = [(index, offset) for answer in results for index, offset in answer.positions]
+        runs = [(index, offset) for result in results for index, offset in result.positions]
         return results[0]._replace(positions=runs) if len(results) == 1 else results[0]
 
     def append_stream(self, stream: Readable, producer_id: int, sequence: int, count: int) -> Appended:

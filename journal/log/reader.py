@@ -48,16 +48,16 @@ class LogReader:
         self._known_starts: dict[int, None] = {}
         self._oldest: tuple[int, int] | None = None
 
-    def _limit(self, forced: bool) -> int:
-        """Offset at which reads end: the durable offset if `forced` or the log is stopped, else the end of the log."""
+    def _limit(self, durable: bool) -> int:
+        """Offset at which reads end: the durable offset if `durable` or the log is stopped, else the end of the log."""
         segment_set = self._segment_set
-        return segment_set.durable if forced or segment_set.stopped is not None else segment_set.end
+        return segment_set.durable if durable or segment_set.stopped is not None else segment_set.end
 
-    def read(self, offset: int, max_bytes: int, forced: bool, epoch: int | None, cached: bool) -> Chunk:
+    def read(self, offset: int, max_bytes: int, durable: bool, epoch: int | None, cached: bool) -> Chunk:
         """Read as `Log.read` does. Raises WouldBlock if `cached` and the bytes are not in memory."""
         segment_set = self._segment_set
-        with segment_set.pinned_segments() as segments:
-            limit = self._limit(forced)
+        with segment_set.referenced_segments() as segments:
+            limit = self._limit(durable)
             self._check_offset(offset, epoch)
             self._check_damage(offset)
             if offset >= limit:
@@ -83,7 +83,7 @@ class LogReader:
     def seek_offset(self, offset: int) -> int:
         segment_set = self._segment_set
         offset = max(segment_set.first, min(offset, segment_set.end))
-        with segment_set.pinned_segments() as segments:
+        with segment_set.referenced_segments() as segments:
             self._check_damage(offset)
             if offset == segment_set.end:
                 return offset
@@ -98,7 +98,7 @@ class LogReader:
         segment_set = self._segment_set
         if ordinal <= segment_set.first_ordinal:
             return segment_set.first, segment_set.first_ordinal
-        with segment_set.pinned_segments() as segments:
+        with segment_set.referenced_segments() as segments:
             if ordinal >= segment_set.end_ordinal:
                 return segment_set.end, segment_set.end_ordinal
             low, high = 0, len(segments)
@@ -115,7 +115,7 @@ class LogReader:
 
     def offset_of_time(self, ms: int) -> int:
         segment_set = self._segment_set
-        with segment_set.pinned_segments() as segments:
+        with segment_set.referenced_segments() as segments:
             if ms > segment_set.append_time:
                 return segment_set.end
             low, high = -1, len(segments) - 1
@@ -131,16 +131,16 @@ class LogReader:
 
     def block_at(self, offset: int) -> Block:
         """Return the block that contains `offset`, which must be before the end of the log. Raises Corrupt."""
-        with self._segment_set.pinned_segments() as segments:
+        with self._segment_set.referenced_segments() as segments:
             self._check_damage(offset)
             number = self._segment_set.index_of(offset, segments)
             end = self._limit_at_damage(offset, segment_limit(segments, number))
             return self._block_at(segments[number], offset, end, _pread)
 
-    def block_of_record(self, offset: int, forced: bool, cached: bool) -> Block | None:
+    def block_of_record(self, offset: int, durable: bool, cached: bool) -> Block | None:
         segment_set = self._segment_set
-        with segment_set.pinned_segments() as segments:
-            limit = self._limit(forced)
+        with segment_set.referenced_segments() as segments:
+            limit = self._limit(durable)
             self._check_offset(offset, None)
             self._check_damage(offset)
             if offset >= limit:
@@ -166,7 +166,7 @@ class LogReader:
     def unproven(self, cached: bool) -> Iterator[RawRead]:
         """Yield `read` of `Log.unproven`. It raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed."""
         segment_set = self._segment_set
-        with segment_set.pinned_segments() as segments:
+        with segment_set.referenced_segments() as segments:
             base = end = 0
             pread: RawRead | None = None
 
@@ -187,7 +187,7 @@ class LogReader:
         """Append time (ms) of the first block. It is read from the disk again only if the first offset has changed."""
         first = self._segment_set.first
         if self._oldest is None or self._oldest[0] != first:
-            with self._segment_set.pinned_segments() as segments:
+            with self._segment_set.referenced_segments() as segments:
                 segment = segments[self._segment_set.index_of(first, segments)]
                 blocks = segment.valid_blocks(max(0, first - segment.base))
                 times = (block.control.append_time for block in blocks)
@@ -200,7 +200,7 @@ class LogReader:
 
     def first_ordinal_at(self, offset: int) -> int:
         """Ordinal of the first record at or after `offset`, which is the start of a segment."""
-        with self._segment_set.pinned_segments() as segments:
+        with self._segment_set.referenced_segments() as segments:
             for segment in segments[self._segment_set.index_of(offset, segments) :]:
                 ordinal = self._load_index(segment).first_ordinal
                 if ordinal is not None:

@@ -84,14 +84,14 @@ class SegmentSet:
             raise Closed()
         return max(0, bisect_right(segments, offset, key=_base) - 1)
 
-    def replace_segments(self, segments: tuple[Segment, ...], retired: tuple[Segment, ...] = ()) -> None:
-        """Replace the tuple of segments. Each segment in `retired` is closed when no reader uses it any more."""
+    def replace_segments(self, segments: tuple[Segment, ...], obsolete: tuple[Segment, ...] = ()) -> None:
+        """Replace the tuple of segments. Each segment in `obsolete` is closed when no reader uses it any more."""
         with self.lock:
             self.segments = segments
-        self.file_references.retire(retired)
+        self.file_references.retire(obsolete)
 
     @contextmanager
-    def pinned_segments(self) -> Iterator[tuple[Segment, ...]]:
+    def referenced_segments(self) -> Iterator[tuple[Segment, ...]]:
         """Context manager that yields the segments. No segment is closed before the `with` statement ends."""
         with self.file_references:
             yield self.segments
@@ -134,8 +134,8 @@ class AppliedPositions:
         self._advance_durable(durable_offset)
         return self._durable.get(key)
 
-    def _advance_durable(self, forced: int) -> None:
-        unsure = self._pending
-        while unsure and unsure[0][0] <= forced:
-            _, key, position = unsure.popleft()
+    def _advance_durable(self, durable_offset: int) -> None:
+        pending = self._pending
+        while pending and pending[0][0] <= durable_offset:
+            _, key, position = pending.popleft()
             self._durable[key] = max(position, self._durable.get(key, position))

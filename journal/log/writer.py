@@ -326,9 +326,9 @@ class LogWriter:
             self.write_checkpoint()
             needed = min(offset, max(self._snapshots.offsets, default=0))
             count = sum(1 for segment in segment_set.segments[1:] if segment.base <= needed)
-            gone, kept = segment_set.segments[:count], segment_set.segments[count:]
-            segment_set.replace_segments(kept, gone)
-            removed = [delete_or_archive(self._disk, self._folder, segment.base, self.options) for segment in gone]
+            obsolete, kept = segment_set.segments[:count], segment_set.segments[count:]
+            segment_set.replace_segments(kept, obsolete)
+            removed = [delete_or_archive(self._disk, self._folder, segment.base, self.options) for segment in obsolete]
             if removed:
                 self._disk.force_folder(self._folder)
             with segment_set.lock:

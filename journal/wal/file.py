@@ -175,44 +175,44 @@ class JournalFile:
             lsn += max(len(data) - HEADER_SIZE + 1, 1)
         return None
 
-    def filler_end(self, place: int, seed: int) -> int:
-        """Return the LSN after the filler that contains LSN `place`; 0 if none does. Reads the file from its start."""
+    def filler_end(self, lsn: int, seed: int) -> int:
+        """Return the LSN after the filler that contains LSN `lsn`; 0 if none does. Reads the file from its start."""
         try:
             for entry in self.entries(self.first + FILE_HEADER_SIZE, seed):
-                if entry.next > place:
+                if entry.next > lsn:
                     return entry.next if type(entry.content) is LostEntries else 0
         except BadRecord:
             return 0
         return 0
 
-    def prove(self, places: Iterable[int], seed: int) -> set[int]:
-        """Verify the entries at the ascending LSNs `places`. Return the LSNs whose entries were replaced by fillers.
+    def prove(self, lsns: Iterable[int], seed: int) -> set[int]:
+        """Verify the entries at the ascending LSNs `lsns`. Return the LSNs whose entries were replaced by fillers.
 
         Entries near each other are read together. Raises OSError; BadRecord if an entry is neither valid nor in a
         filler, with the LSN of the first such entry as `position`.
         """
         lost: set[int] = set()
         data, begin, filler_end = memoryview(b""), 0, 0
-        for place in places:
-            if place < filler_end:
-                lost.add(place)
+        for lsn in lsns:
+            if lsn < filler_end:
+                lost.add(lsn)
                 continue
-            if place + HEADER_SIZE > begin + len(data):
-                data, begin = memoryview(self.pread(PROVE_SIZE, place)), place
-            size = claimed_size(data[place - begin : place - begin + HEADER_SIZE])
-            if begin + len(data) < place + size <= self.end:
-                data, begin = memoryview(self.pread(max(size, PROVE_SIZE), place)), place
+            if lsn + HEADER_SIZE > begin + len(data):
+                data, begin = memoryview(self.pread(PROVE_SIZE, lsn)), lsn
+            size = claimed_size(data[lsn - begin : lsn - begin + HEADER_SIZE])
+            if begin + len(data) < lsn + size <= self.end:
+                data, begin = memoryview(self.pread(max(size, PROVE_SIZE), lsn)), lsn
             try:
-                entry = decode_entry(data[place - begin :][: max(size, HEADER_SIZE)], place, seed)
+                entry = decode_entry(data[lsn - begin :][: max(size, HEADER_SIZE)], lsn, seed)
             except BadRecord as error:
-                filler_end = self.filler_end(place, seed)
+                filler_end = self.filler_end(lsn, seed)
                 if not filler_end:
-                    raise error.with_position(place) from None
-                lost.add(place)
+                    raise error.with_position(lsn) from None
+                lost.add(lsn)
                 continue
             if type(entry.content) is LostEntries:
                 filler_end = entry.next
-                lost.add(place)
+                lost.add(lsn)
         return lost
 
     def close(self) -> None:

@@ -410,8 +410,8 @@ class JournalStore:
         files = self._files
         with files.lock:
             *older, active = files.files
-            held = [ListedFile(file.number, file.first, file.end) for file in older if file.references]
-            return (*held, ListedFile(active.number, active.first, files.end))
+            referenced = [ListedFile(file.number, file.first, file.end) for file in older if file.references]
+            return (*referenced, ListedFile(active.number, active.first, files.end))
 
     def _write_checkpoint(self, lsn: int, files: tuple[ListedFile, ...], state: Callable[[], bytes]) -> None:
         """Write a snapshot of the state before `lsn` and the checkpoint; remove files that none of the snapshots needs.

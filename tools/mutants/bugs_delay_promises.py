@@ -225,8 +225,8 @@ _WAITING: Final = (
         "a-stopped-partition-reports-what-it-has",
         "messages in a stopped partition do not count as delivered before it is resumed",
         "journal/log/segments.py",
-        "        while unsure and unsure[0][0] <= forced:\n",
-        "        while unsure:\n",
+        "        while pending and pending[0][0] <= durable_offset:\n",
+        "        while pending:\n",
         ["tests/broker/test_apply_target.py", "tests/broker/test_scheduler.py", DELAY],
     ),
     Mutant(

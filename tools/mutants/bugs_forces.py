@@ -260,8 +260,8 @@ FORCES: Final = (
         "fsync-beside-the-kernel-s",
         "an error is reported to one caller only, so no two fsyncs of a file run at the same time",
         "journal/fsync.py",
-        "                self._error = self._error or flight.wait()\n",
-        "                self._error = self._error or flight.error\n",
+        "                self._error = self._error or in_flight.wait()\n",
+        "                self._error = self._error or in_flight.error\n",
         [GATE, FORCE],
     ),
     Mutant(

@@ -189,8 +189,8 @@ SPARK_LOGS: Final = (
         "index-of-another-time-believed",
         "an index entry is valid only where a block ends before the position that it names",
         "journal/log/index.py",
-        "        if not place.position:\n            return place\n",
-        "        return place\n",
+        "        if not position.position:\n            return position\n",
+        "        return position\n",
         [RUNS],
     ),
     Mutant(

@@ -230,8 +230,8 @@ _CHECKPOINTS: Final = (
         "file-left-open-by-a-pin-taken-back-meanwhile",
         "a file that was removed from the set is closed, whatever happens at the same moment",
         "journal/disk.py",
-        "        gone = list(files)",
-        "        gone = files",
+        "        obsolete = list(files)",
+        "        obsolete = files",
         [PINS],
     ),
 )

@@ -410,7 +410,7 @@ def test_reads_go_on_while_segments_are_removed_under_them() -> None:
     log = bench.open()
     for _ in range(20):
         bench.send()
-    with log._segment_set.pinned_segments() as segments:
+    with log._segment_set.referenced_segments() as segments:
         log.truncate_before(log.end_offset - 10)
         assert segments[0].pread(20, 0) and segments[0].path.endswith(segment_name(0))
     assert len([file for file in bench.disk.open_files if file.path.endswith(".zxQueue")]) == log.segment_count

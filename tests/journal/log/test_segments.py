@@ -34,8 +34,8 @@ def test_a_segment_ends_where_the_next_begins() -> None:
 def test_a_segment_is_closed_when_the_last_read_is_over() -> None:
     extent = made()
     old = extent.segments[0]
-    with extent.pinned_segments() as outer:
-        with extent.pinned_segments():
+    with extent.referenced_segments() as outer:
+        with extent.referenced_segments():
             extent.replace_segments(extent.segments[1:], (old,))
             assert outer[0] is old and old.file
         assert old.file and old not in extent.segments
