@@ -256,9 +256,9 @@ class _FieldReader:
         sizes = _NUMBER_SIZE[kind]
         plain = plain & ~(there & (sizes == 0))
         long = np.flatnonzero(there & (kind == _U64))
-        places = np.minimum(cursor[long] + 2, len(self._data) - 8)
+        number_positions = np.minimum(cursor[long] + 2, len(self._data) - 8)
         if len(long) and len(self._data) >= 8:
-            plain[long] &= read_numbers(self._data, places, "u8") <= BORN_MS_MAX
+            plain[long] &= read_numbers(self._data, number_positions, "u8") <= BORN_MS_MAX
         return cursor + there * (1 + sizes), left - there, plain
 
     def skip_string(

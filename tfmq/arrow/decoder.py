@@ -165,8 +165,8 @@ class Decoder:
         try:
             return found | (attributes.decode_fields(*names, lenient=self.lenient) if names else {})
         except UnreadableAttribute as error:
-            place = f"{self.topic}-{self.partition} at offset {rows.positions[error.row] + offset}"
-            raise DecodeFailed(f"{place}: {error} Without the columns key and tag it can be read.") from None
+            record = f"{self.topic}-{self.partition} at offset {rows.positions[error.row] + offset}"
+            raise DecodeFailed(f"{record}: {error} Without the columns key and tag it can be read.") from None
 
 
 def _message_rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> MessageRows | None:
@@ -224,9 +224,9 @@ def _select_range(rows: MessageRows, start: int, end: int | None) -> MessageRows
 Positions = npt.NDArray[np.int64]
 
 RUN_COUNT_MIN: Final = 16
-"""If so many consecutive records have one size, their positions are computed at once. For fewer, a loop is as fast."""
+"""Minimum consecutive records of one size whose positions are computed at once. For fewer, a loop is as fast."""
 LOOP_BYTES: Final = BLOCK_SIZE_MAX
-"""If record sizes differ, a loop over the records covers at least so many bytes before lengths are compared again."""
+"""If record sizes differ, a loop over the records covers at least this size before lengths are compared again."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
 

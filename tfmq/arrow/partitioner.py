@@ -42,9 +42,9 @@ def crc32_column(values: pa.BinaryArray) -> Array:
     lengths = np.diff(edges)
     if count < COUNT_MIN or int(lengths.max()) > SHORT_SIZE_MAX:
         return np.fromiter(map(crc32, values.to_numpy(zero_copy_only=False)), np.uint32, count)
-    places: Array = np.frombuffer(data, np.uint8)
+    content: Array = np.frombuffer(data, np.uint8)
     slices = range(0, count, _VALUES_PER_PASS)
-    return np.concatenate([_crc32_parallel(places, edges[n:], lengths[n : n + _VALUES_PER_PASS]) for n in slices])
+    return np.concatenate([_crc32_parallel(content, edges[n:], lengths[n : n + _VALUES_PER_PASS]) for n in slices])
 
 
 def _crc32_parallel(data: Array, edges: Array, lengths: Array) -> Array:

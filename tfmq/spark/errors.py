@@ -37,8 +37,8 @@ def describe_read_error(error: TfmqError, log: PartitionLog, offset: int | None 
     if isinstance(error, Damaged):
         return damaged_error(log, error.first, error.next)
     if isinstance(error, NotARecord):
-        place = error.offset if offset is None else offset
-        return NotARecord(f"{log.name}: no record starts at offset {place}.", offset=place)
+        named_offset = error.offset if offset is None else offset
+        return NotARecord(f"{log.name}: no record starts at offset {named_offset}.", offset=named_offset)
     if isinstance(error, UnknownTopic) and not isinstance(error, UnknownPartition):
         return replaced_topic_error(log, deleted="incarnation" not in error.details)
     return error

@@ -71,13 +71,13 @@ class FolderLogReader:
     def next_message_offset(self, log: PartitionLog, offset: int) -> int:
 
         def find(seen: ReadOnlyLog) -> int:
-            place = seen.seek_offset(offset)
-            while place < seen.checkpoint.durable:
-                chunk = seen.read(place, ONE_BLOCK)
-                following = ranges.next_message(BlockRun(chunk.start, chunk.data), max(offset, place))
+            block_offset = seen.seek_offset(offset)
+            while block_offset < seen.checkpoint.durable:
+                chunk = seen.read(block_offset, ONE_BLOCK)
+                following = ranges.next_message(BlockRun(chunk.start, chunk.data), max(offset, block_offset))
                 if following is not None:
                     return following
-                place = chunk.next
+                block_offset = chunk.next
             return seen.checkpoint.durable
 
         return self._query(log, find)
@@ -125,12 +125,12 @@ class FolderLogReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _query(self, log: PartitionLog, question: Callable[[ReadOnlyLog], Found], offset: int | None = None) -> Found:
-        """Open and refresh `log`, and return the result of `question(log)`. `offset`: the offset that errors name."""
+    def _query(self, log: PartitionLog, query: Callable[[ReadOnlyLog], Found], offset: int | None = None) -> Found:
+        """Open and refresh `log`, and return the result of `query(log)`. `offset`: the offset that errors name."""
         with self._translated_errors(log, offset):
             seen = self._open_log(log)
             seen.refresh()
-            return question(seen)
+            return query(seen)
 
     def _open_log(self, log: PartitionLog) -> ReadOnlyLog:
         found = self._open_logs.get(log)
@@ -245,10 +245,10 @@ class FolderTopics:
         """Return a dict: topic -> numbers of the topic's partitions whose folders have a checkpoint."""
         found: dict[str, list[int]] = {}
         for name in self._disk.list(self.path):
-            place = filenames.parse_partition_folder(name)
+            partition = filenames.parse_partition_folder(name)
             mark = filenames.join(filenames.join(self.path, name), filenames.log_checkpoint_name())
-            if place is not None and self._disk.exists(mark):
-                found.setdefault(place[0], []).append(place[1])
+            if partition is not None and self._disk.exists(mark):
+                found.setdefault(partition[0], []).append(partition[1])
         return found
 
     def _check_folder(self) -> None:

@@ -138,19 +138,19 @@ class OffsetSpec(NamedTuple):
     by_time: bool = False
     strict: bool = False
 
-    def resolve(self, logs: LogReader, survey: BoundsByPartition, losses: LossPolicy) -> Offsets:
-        """Return the start or end of the query in each partition of `survey`.
+    def resolve(self, logs: LogReader, partitions: BoundsByPartition, losses: LossPolicy) -> Offsets:
+        """Return the start or end of the query in each of `partitions`.
 
         Raises BadRequest if the option does not fit the partitions, UnknownTopic if it has offsets of a deleted topic
         or another broker, OffsetOutOfRange if messages from its offsets on were removed and losses stop the query.
         """
         if self.by_partition is not None:
-            self._check_partitions(survey)
+            self._check_partitions(partitions)
         return {
             key: PartitionOffset(
-                standing.log.incarnation, self._resolve_partition(logs, key, standing, losses), logs.broker_id()
+                partition.log.incarnation, self._resolve_partition(logs, key, partition, losses), logs.broker_id()
             )
-            for key, standing in survey.items()
+            for key, partition in partitions.items()
         }
 
     def is_later_than(self, other: OffsetSpec) -> bool:
@@ -158,16 +158,16 @@ class OffsetSpec(NamedTuple):
         times = self.by_time and other.by_time and self.by_partition is None and other.by_partition is None
         return times and self.for_all > other.for_all
 
-    def _check_partitions(self, survey: BoundsByPartition) -> None:
+    def _check_partitions(self, partitions: BoundsByPartition) -> None:
         """Check that `by_partition` names exactly the partitions that are read. Raises BadRequest."""
         assert self.by_partition is not None
-        others = self.by_partition.keys() - survey.keys()
+        others = self.by_partition.keys() - partitions.keys()
         if others:
-            topics = sorted({topic for topic, _ in survey})
+            topics = sorted({topic for topic, _ in partitions})
             strange = [topic for topic, _ in sorted(others) if topic not in topics]
             meant = suggest(strange[0], topics) if strange else ""
             raise BadRequest(f"{self.option} names {partition_names(others)}, which this query does not read.{meant}")
-        missing = survey.keys() - self.by_partition.keys()
+        missing = partitions.keys() - self.by_partition.keys()
         if missing:
             how = "with a time in ms since 1970" if self.by_time else "; -2 is the beginning, -1 the end"
             raise BadRequest(
@@ -175,8 +175,8 @@ class OffsetSpec(NamedTuple):
                 f"{' ' if self.by_time else ''}{how}."
             )
 
-    def _resolve_partition(self, logs: LogReader, key: Key, standing: PartitionBounds, losses: LossPolicy) -> int:
-        log, bounds = standing
+    def _resolve_partition(self, logs: LogReader, key: Key, partition: PartitionBounds, losses: LossPolicy) -> int:
+        log, bounds = partition
         given = PartitionOffset(0, self.for_all) if self.by_partition is None else self.by_partition[key]
         if given.is_of_another(log.incarnation, logs.broker_id()):
             raise UnknownTopic(
@@ -192,11 +192,11 @@ class OffsetSpec(NamedTuple):
             return found
         if given.offset in (EARLIEST, LATEST):
             return bounds.first if given.offset == EARLIEST else bounds.end
-        return self._resolve_offset(logs, standing, given.offset, losses)
+        return self._resolve_offset(logs, partition, given.offset, losses)
 
-    def _resolve_offset(self, logs: LogReader, standing: PartitionBounds, offset: int, losses: LossPolicy) -> int:
+    def _resolve_offset(self, logs: LogReader, partition: PartitionBounds, offset: int, losses: LossPolicy) -> int:
         """Return `offset`; if the log begins after it, pass the loss to `losses`, and return the log's first offset."""
-        (log, bounds), name = standing, standing.log.name
+        (log, bounds), name = partition, partition.log.name
         if offset > bounds.end:
             raise BadRequest(f"{self.option}: {name} ends at {bounds.end}, before {offset}.")
         if offset < bounds.first:

@@ -61,9 +61,9 @@ class Planner:
     def plan_batch(self) -> list[TaskPlan]:
         """Return each task's ranges of a batch query. If the options do not fit the topics, a TfmqError says why."""
         assert self._settings.end is not None
-        survey = self._initial_bounds()
-        start = self._settings.start.resolve(self._logs, survey, self._losses)
-        end = self._settings.end.resolve(self._logs, survey, self._losses)
+        partitions = self._initial_bounds()
+        start = self._settings.start.resolve(self._logs, partitions, self._losses)
+        end = self._settings.end.resolve(self._logs, partitions, self._losses)
         if self._settings.start.is_later_than(self._settings.end):
             log.warning("startingTimestamp is after endingTimestamp, so nothing is read.")
         given = self._settings.start.by_partition or {}
@@ -75,7 +75,7 @@ class Planner:
                 )
         return self._split_into_tasks(
             [
-                OffsetRange(survey[key].log, start[key].offset, end[key].offset)
+                OffsetRange(partitions[key].log, start[key].offset, end[key].offset)
                 for key in sorted(start)
                 if start[key].offset < end[key].offset
             ]
@@ -95,39 +95,39 @@ class Planner:
 
         If messages are lost and the query stops at losses, raises UnknownTopic, OffsetOutOfRange or LogTruncated.
         """
-        survey = self._current_bounds(lenient=True)
-        self.latest_seen = self._to_offsets(survey, {key: each.bounds.end for key, each in survey.items()})
-        self._check_removed(start, survey)
+        partitions = self._current_bounds(lenient=True)
+        self.latest_seen = self._to_offsets(partitions, {key: each.bounds.end for key, each in partitions.items()})
+        self._check_removed(start, partitions)
         if self._frozen_bounds is not None:
-            there, survey = survey, _limit_to_target(survey, self._frozen_bounds)
-            for key in sorted((start.keys() & there.keys()) - survey.keys()):
+            there, partitions = partitions, _limit_to_target(partitions, self._frozen_bounds)
+            for key in sorted((start.keys() & there.keys()) - partitions.keys()):
                 self._begin_offset(key, start[key], there[key])  # the topic was created again: report lost messages
-        begins = {key: self._begin_offset(key, start.get(key), each) for key, each in survey.items()}
+        begins = {key: self._begin_offset(key, start.get(key), each) for key, each in partitions.items()}
         # The durable offset in a data folder may be out of date, and lower than an offset that this query has reached.
-        ends = {key: max(begins[key], each.bounds.end) for key, each in survey.items()}
-        if self._should_wait(survey, begins):
+        ends = {key: max(begins[key], each.bounds.end) for key, each in partitions.items()}
+        if self._should_wait(partitions, begins):
             return start
         if limit.rows is not None:
-            ends = self._limit_rows(survey, begins, ends, limit.rows)
+            ends = self._limit_rows(partitions, begins, ends, limit.rows)
         elif limit.bytes is not None:
-            ends = self._limit_bytes(survey, begins, ends, limit.bytes)
+            ends = self._limit_bytes(partitions, begins, ends, limit.bytes)
         if ends != begins:
             self._last_batch_at = self._now()
             self._next_turn += 1
-        return self._to_offsets(survey, ends)
+        return self._to_offsets(partitions, ends)
 
     def plan_micro_batch(self, start: Offsets, end: Offsets) -> list[TaskPlan]:
         """Return each task's ranges from `start` to `end`. Lost messages raise an error, if failOnDataLoss is true."""
-        survey = self._current_bounds(lenient=True)
+        partitions = self._current_bounds(lenient=True)
         ranges = []
         for key in sorted(end):
-            standing = survey.get(key)
-            if standing is None or end[key].is_of_another(standing.log.incarnation, self._logs.broker_id()):
+            partition = partitions.get(key)
+            if partition is None or end[key].is_of_another(partition.log.incarnation, self._logs.broker_id()):
                 self._losses.handle_loss(_deleted_topic_error(key[0]))
                 continue
-            begin = self._begin_offset(key, start.get(key), standing)
+            begin = self._begin_offset(key, start.get(key), partition)
             if begin < end[key].offset:
-                ranges.append(OffsetRange(standing.log, begin, end[key].offset))
+                ranges.append(OffsetRange(partition.log, begin, end[key].offset))
         return self._split_into_tasks(ranges)
 
     def _initial_bounds(self) -> BoundsByPartition:
@@ -149,20 +149,20 @@ class Planner:
             return {key: PartitionBounds(log, each) for (key, log), each in zip(found.items(), bounds, strict=True)}
         raise AssertionError("the last attempt returns or raises")
 
-    def _check_removed(self, start: Offsets, survey: BoundsByPartition) -> None:
-        """Report to `LossPolicy` the partitions in `start` that are not in `survey`: deleted or not subscribed now."""
-        for topic in sorted({topic for topic, _ in start.keys() - survey.keys()}):
+    def _check_removed(self, start: Offsets, partitions: BoundsByPartition) -> None:
+        """Report to `LossPolicy` the keys of `start` that `partitions` lacks: deleted, or not subscribed now."""
+        for topic in sorted({topic for topic, _ in start.keys() - partitions.keys()}):
             if not self._settings.subscription.includes(topic):
                 text = f"The checkpoint has offsets of the topic {topic}, which this query does not read any more."
                 self._losses.handle_loss(UnknownTopic(text))
             else:
                 self._losses.handle_loss(_deleted_topic_error(topic))
         if self._losses.stops_query:  # otherwise the loss of a deleted topic was logged, and the query continues
-            self._settings.subscription.check_existing(self._logs, survey.keys())
+            self._settings.subscription.check_existing(self._logs, partitions.keys())
 
-    def _begin_offset(self, key: Key, start: PartitionOffset | None, standing: PartitionBounds) -> int:
+    def _begin_offset(self, key: Key, start: PartitionOffset | None, partition: PartitionBounds) -> int:
         """Return the first offset to read; report lost messages before it. `start` None: nothing has been read yet."""
-        log, bounds = standing
+        log, bounds = partition
         if start is not None and start.is_of_another(log.incarnation, self._logs.broker_id()):
             error = _deleted_topic_error(log.topic)
             if start.broker not in ("", self._logs.broker_id()):
@@ -195,16 +195,16 @@ class Planner:
             return bounds.end
         return begin
 
-    def _should_wait(self, survey: BoundsByPartition, begins: dict[Key, int]) -> bool:
+    def _should_wait(self, partitions: BoundsByPartition, begins: dict[Key, int]) -> bool:
         wanted, delay = self._settings.rows_min, self._settings.trigger_delay
         if wanted is None or self._frozen_bounds is not None or self._now() - self._last_batch_at >= delay:
             return False
-        return sum(self._waiting_rows(survey, begins).values()) < wanted
+        return sum(self._waiting_rows(partitions, begins).values()) < wanted
 
-    def _waiting_rows(self, survey: BoundsByPartition, begins: dict[Key, int]) -> dict[Key, int]:
+    def _waiting_rows(self, partitions: BoundsByPartition, begins: dict[Key, int]) -> dict[Key, int]:
         """Return for each partition the number of messages from the offset in `begins` to the end."""
         found, known = {}, {}
-        for key, each in survey.items():
+        for key, each in partitions.items():
             ordinal, end = self._ordinal_of(each, begins[key]), each.bounds.end_ordinal
             if ordinal != UNKNOWN_ORDINAL:
                 known[each.log.log_id, begins[key]] = ordinal
@@ -215,8 +215,8 @@ class Planner:
         self._ordinals = known
         return found
 
-    def _ordinal_of(self, standing: PartitionBounds, offset: int) -> int:
-        log, bounds = standing
+    def _ordinal_of(self, partition: PartitionBounds, offset: int) -> int:
+        log, bounds = partition
         if offset >= bounds.end:
             return bounds.end_ordinal
         if offset == bounds.first:
@@ -232,15 +232,15 @@ class Planner:
             return UNKNOWN_ORDINAL
 
     def _limit_rows(
-        self, survey: BoundsByPartition, begins: dict[Key, int], ends: dict[Key, int], limit: int
+        self, partitions: BoundsByPartition, begins: dict[Key, int], ends: dict[Key, int], limit: int
     ) -> dict[Key, int]:
-        rows = self._waiting_rows(survey, begins)
+        rows = self._waiting_rows(partitions, begins)
         if sum(rows.values()) <= limit:
             return ends
         found = dict(begins)
         ordinals = {}
         for key, count in share_limit(rows, limit, self._next_turn).items():
-            log = survey[key].log
+            log = partitions[key].log
             if count == rows[key]:
                 found[key] = ends[key]
                 continue
@@ -277,19 +277,19 @@ class Planner:
         return found if begin < found < last else last
 
     def _limit_bytes(
-        self, survey: BoundsByPartition, begins: dict[Key, int], ends: dict[Key, int], limit: int
+        self, partitions: BoundsByPartition, begins: dict[Key, int], ends: dict[Key, int], limit: int
     ) -> dict[Key, int]:
-        sizes = {key: ends[key] - begins[key] for key in survey}
+        sizes = {key: ends[key] - begins[key] for key in partitions}
         if sum(sizes.values()) <= limit:
             return ends
         found = dict(begins)
         for key, size in share_limit(sizes, limit, self._next_turn).items():
-            found[key] = self._next_message(survey[key].log, begins[key], begins[key] + size, ends[key])
+            found[key] = self._next_message(partitions[key].log, begins[key], begins[key] + size, ends[key])
         return found
 
-    def _to_offsets(self, survey: BoundsByPartition, ends: dict[Key, int]) -> Offsets:
+    def _to_offsets(self, partitions: BoundsByPartition, ends: dict[Key, int]) -> Offsets:
         node = self._logs.broker_id()
-        return {key: PartitionOffset(survey[key].log.incarnation, offset, node) for key, offset in ends.items()}
+        return {key: PartitionOffset(partitions[key].log.incarnation, offset, node) for key, offset in ends.items()}
 
     def _split_into_tasks(self, ranges: list[OffsetRange]) -> list[TaskPlan]:
         """Distribute the ranges among tasks; split ranges as minPartitions and maxRecordsPerPartition require."""

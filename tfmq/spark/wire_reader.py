@@ -71,12 +71,12 @@ class BrokerLogReader:
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
         kinds = (wire.BY_EARLIEST, wire.BY_LATEST)
         found = self._send_all([(log, _locate_request(log, by)) for log in logs for by in kinds])
-        unforced = [n for n, last in enumerate(found[1::2]) if last.end_offset > last.forced_offset]
-        if unforced:
-            places = [(logs[n], found[2 * n + 1].forced_offset) for n in unforced]
-            self._wait_for_fsync(places)
-            again = self._send_all([(log, _locate_request(log, wire.BY_LATEST)) for log, _ in places])
-            for n, last in zip(unforced, again, strict=True):
+        not_durable = [n for n, last in enumerate(found[1::2]) if last.end_offset > last.forced_offset]
+        if not_durable:
+            offsets = [(logs[n], found[2 * n + 1].forced_offset) for n in not_durable]
+            self._wait_for_fsync(offsets)
+            again = self._send_all([(log, _locate_request(log, wire.BY_LATEST)) for log, _ in offsets])
+            for n, last in zip(not_durable, again, strict=True):
                 found[2 * n + 1] = last
         return [
             Bounds(first.offset, last.offset, first.ordinal, last.ordinal)
@@ -91,14 +91,14 @@ class BrokerLogReader:
 
     def next_message_offset(self, log: PartitionLog, offset: int) -> int:
         found = self._locate(log, wire.BY_OFFSET, max(0, offset))
-        place: int = found.offset
-        while place < found.forced_offset:
-            fetch = _fetch_request(log, place)
+        block_offset: int = found.offset
+        while block_offset < found.forced_offset:
+            fetch = _fetch_request(log, block_offset)
             (block,) = self._driver.run(send_requests(self._link, [(log, fetch)], self._timeout))
-            following = ranges.next_message(BlockRun(block.reply.start, block.reply_body), max(offset, place))
+            following = ranges.next_message(BlockRun(block.reply.start, block.reply_body), max(offset, block_offset))
             if following is not None:
                 return following
-            place = block.reply.next
+            block_offset = block.reply.next
         return found.forced_offset
 
     def ordinal_at_or_after(self, log: PartitionLog, offset: int) -> int:
@@ -111,11 +111,9 @@ class BrokerLogReader:
 
     def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
         log = range.log
-        questions = [
-            (log, _locate_request(log, wire.BY_OFFSET, offset)) for offset in ranges.split_targets(range, size)
-        ]
+        requests = [(log, _locate_request(log, wire.BY_OFFSET, offset)) for offset in ranges.split_targets(range, size)]
         # The range is not split inside damage; the task that reads the damaged part reports the damage.
-        found = self._send_all(questions, accepted_errors=Damaged)
+        found = self._send_all(requests, accepted_errors=Damaged)
         return ranges.split_range(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])
 
     def read_blocks(self, range: OffsetRange, max_bytes: int = ranges.READ_BYTES) -> Iterator[BlockRun]:
@@ -137,22 +135,22 @@ class BrokerLogReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait_for_fsync(self, places: Sequence[tuple[PartitionLog, int]]) -> None:
-        """Wait until messages that are appended but not yet durable become durable. `places`: (log, durable offset).
+    def _wait_for_fsync(self, offsets: Sequence[tuple[PartitionLog, int]]) -> None:
+        """Wait until messages that are appended but not yet durable become durable. `offsets`: (log, durable offset).
 
         The broker may delay the fsync of appended records for seconds unless a client waits for these records. A fetch
-        at the durable offset makes the broker fsync earlier, and is answered after the fsync. Errors are ignored: the
-        caller then returns a smaller bound.
+        at the durable offset makes the broker fsync earlier, and gets its reply after the fsync. Errors are ignored:
+        the caller then returns a smaller bound.
         """
-        questions = [
+        requests = [
             (log, _fetch_request(log, durable)._replace(wait_ms=FSYNC_WAIT_MS))
-            for log, durable in places[:REQUESTS_MAX]
+            for log, durable in offsets[:REQUESTS_MAX]
         ]
-        self._driver.run(send_requests(self._link, questions, FSYNC_WAIT_SECONDS, TfmqError))
+        self._driver.run(send_requests(self._link, requests, FSYNC_WAIT_SECONDS, TfmqError))
 
     def _topic_rows(self, names: list[str] | None) -> Sequence[wire.TopicRow]:
-        asked = request_with_retries(self._link, wire.Metadata(names, False), self._link.now() + self._timeout)
-        return self._driver.run(asked).topics  # type: ignore[no-any-return]
+        metadata = request_with_retries(self._link, wire.Metadata(names, False), self._link.now() + self._timeout)
+        return self._driver.run(metadata).topics  # type: ignore[no-any-return]
 
     def _find_offset(self, log: PartitionLog, by: int, value: int) -> int:
         found = self._locate(log, by, value)

@@ -62,8 +62,8 @@ SEGMENTS: Final = (
         "audit-places-may-go-back",
         "positions of transactions only increase in a partition",
         "tfmq/spark/pipelines/audit_check.py",
-        "            if result.last_source is not None and place < result.last_source:\n",
-        "            if result.last_source is not None and place < (0, 0):\n",
+        "            if result.last_source is not None and source < result.last_source:\n",
+        "            if result.last_source is not None and source < (0, 0):\n",
         [f"{PIECE}::test_places_of_transactions_that_go_back_are_reported"],
     ),
     Mutant(
@@ -156,31 +156,31 @@ TRANSACTIONS: Final = (
         "audit-torn-transaction-is-on-its-way",
         "messages of a committed transaction that a partition lacks are found",
         "tfmq/spark/pipelines/audit_compare.py",
-        "            if (place, number) > standing.applied:\n",
-        "            if (place, number) > audit_check.FIRST_SOURCE:\n",
+        "            if (lsn, number) > state.applied:\n",
+        "            if (lsn, number) > audit_check.FIRST_SOURCE:\n",
         [f"{JUDGING}::test_what_a_transaction_brings_and_a_partition_lacks_is_reported"],
     ),
     Mutant(
         "audit-on-its-way-is-torn",
         "messages that a partition has not applied yet are reported as pending",
         "tfmq/spark/pipelines/audit_compare.py",
-        "            if (place, number) > standing.applied:\n",
-        "            if place > standing.applied[0]:\n",
+        "            if (lsn, number) > state.applied:\n",
+        "            if lsn > state.applied[0]:\n",
         [f"{JUDGING}::test_what_a_partition_has_not_come_to_is_on_its_way"],
     ),
     Mutant(
         "audit-damage-is-reported-again-as-torn",
         "messages that were lost with damage are not reported as torn",
         "tfmq/spark/pipelines/audit_compare.py",
-        "            elif not any(low[0] <= place <= high[0] for low, high, _ in standing.windows):\n",
-        "            elif not any(low[0] < place < high[0] for low, high, _ in standing.windows):\n",
+        "            elif not any(low[0] <= lsn <= high[0] for low, high, _ in state.windows):\n",
+        "            elif not any(low[0] < lsn < high[0] for low, high, _ in state.windows):\n",
         [f"{JUDGING}::test_what_may_have_been_where_damage_is_or_retention_was_is_not_reported_again"],
     ),
     Mutant(
         "audit-stray-appends-unseen",
         "an append is valid only with a decision of the journal",
         "tfmq/spark/pipelines/audit_compare.py",
-        "        if place >= end or any(",
+        "        if lsn >= end or any(",
         "        if any(",
         [f"{JUDGING}::test_an_append_counts_only_under_a_decision_that_the_journal_has"],
     ),
@@ -188,8 +188,8 @@ TRANSACTIONS: Final = (
         "audit-forgotten-decisions-are-undecided",
         "where files of the journal are missing, no transaction is reported as undecided",
         "tfmq/spark/pipelines/audit_journal.py",
-        "        elif epoch in rolled or message.place >= known_from:\n",
-        "        elif epoch in rolled or message.place >= 0:\n",
+        "        elif epoch in rolled or message.lsn >= known_from:\n",
+        "        elif epoch in rolled or message.lsn >= 0:\n",
         [f"{JOURNAL}::test_where_files_are_gone_nothing_is_undecided_and_no_number_is_known"],
     ),
     Mutant(
@@ -197,10 +197,10 @@ TRANSACTIONS: Final = (
         "an audit beside a broker that removes the first files of a large transaction finds nothing torn",
         "tfmq/spark/pipelines/audit_journal.py",
         (
-            "    return {place for epoch, (place, _) in of_epoch.items() if epoch in copied or total.get(epoc"
+            "    return {lsn for epoch, (lsn, _) in of_epoch.items() if epoch in copied or total.get(epoc"
             "h) != has[epoch]}\n"
         ),
-        "    return {place for epoch, (place, _) in of_epoch.items() if epoch in copied}\n",
+        "    return {lsn for epoch, (lsn, _) in of_epoch.items() if epoch in copied}\n",
         [f"{JOURNAL}::test_a_decision_whose_first_messages_were_removed_with_their_file_has_no_numbers"],
     ),
     Mutant(
@@ -208,18 +208,18 @@ TRANSACTIONS: Final = (
         "messages of which only copies are left are not numbered by the positions of the copies",
         "tfmq/spark/pipelines/audit_journal.py",
         (
-            "    return {place for epoch, (place, _) in of_epoch.items() if epoch in copied or total.get(epoc"
+            "    return {lsn for epoch, (lsn, _) in of_epoch.items() if epoch in copied or total.get(epoc"
             "h) != has[epoch]}\n"
         ),
-        "    return {place for epoch, (place, _) in of_epoch.items() if total.get(epoch) != has[epoch]}\n",
+        "    return {lsn for epoch, (lsn, _) in of_epoch.items() if total.get(epoch) != has[epoch]}\n",
         [f"{JOURNAL}::test_where_only_a_copy_is_left_the_order_of_a_decision_is_not_known"],
     ),
     Mutant(
         "audit-group-members-by-epoch",
         "members of a commit group are numbered in the order of the decision",
         "tfmq/spark/pipelines/audit_journal.py",
-        "            of_epoch[epoch] = place, order\n",
-        "            of_epoch[epoch] = place, 0 * order\n",
+        "            of_epoch[epoch] = lsn, order\n",
+        "            of_epoch[epoch] = lsn, 0 * order\n",
         [f"{JOURNAL}::test_members_of_a_commit_group_are_numbered_in_the_order_of_the_decision"],
     ),
 )

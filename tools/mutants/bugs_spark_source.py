@@ -115,11 +115,8 @@ SPARK_SOURCE: Final = (
         "limit-of-bytes-before-the-message",
         "a message larger than the limit does not stop a query",
         "tfmq/spark/planner.py",
-        "            found[key] = self._next_message(survey[key].log, begins[key], begins[key] + size, ends[key])\n",
-        (
-            "            found[key] = self._next_message(survey[key].log, begins[key], begins[key] +"
-            " size - 1, ends[key])\n"
-        ),
+        "begins[key], begins[key] + size, ends[key])\n",
+        "begins[key], begins[key] + size - 1, ends[key])\n",
         [PLANNING],
     ),
     Mutant(
@@ -225,8 +222,8 @@ SPARK_SOURCE: Final = (
         "partition-not-named",
         "offsets of a user must name every partition that is read",
         "tfmq/spark/offsets.py",
-        ("        missing = survey.keys() - self.by_partition.keys()\n        if missing:\n"),
-        ("        missing = survey.keys() - self.by_partition.keys()\n        if len(missing) > 1:\n"),
+        ("        missing = partitions.keys() - self.by_partition.keys()\n        if missing:\n"),
+        ("        missing = partitions.keys() - self.by_partition.keys()\n        if len(missing) > 1:\n"),
         [PLACES],
     ),
     Mutant(
@@ -289,8 +286,8 @@ SPARK_SOURCE: Final = (
         "open-end-of-a-range",
         "a batch ends at its planned end",
         "tfmq/spark/planner.py",
-        "                OffsetRange(survey[key].log, start[key].offset, end[key].offset)\n",
-        "                OffsetRange(survey[key].log, start[key].offset, survey[key].bounds.end)\n",
+        "                OffsetRange(partitions[key].log, start[key].offset, end[key].offset)\n",
+        "                OffsetRange(partitions[key].log, start[key].offset, partitions[key].bounds.end)\n",
         [PLANNING, "tests/spark/test_batch_reader.py"],
     ),
 )

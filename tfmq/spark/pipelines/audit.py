@@ -57,17 +57,17 @@ class AuditResult(NamedTuple):
 
     def summary(self) -> str:
         rate = self.bytes / max(self.seconds, 1e-9)
-        said = (
+        text = (
             f"{with_noun(len(self.folders), 'data folder')}, {with_noun(self.logs, 'log')},"
             f" {with_noun(self.segments, 'segment')}: {with_noun(self.messages, 'record')} in {size_text(self.bytes)}"
             f" are valid, in {self.seconds:.1f} s ({size_text(rate)}/s)"
         )
         if self.tail_bytes:
-            said += f"; {with_noun(self.tail_bytes, 'byte')} after the durable offsets were not checked"
+            text += f"; {with_noun(self.tail_bytes, 'byte')} after the durable offsets were not checked"
         if self.pending:
-            said += f"; {with_noun(self.pending, 'committed message')} not applied yet"
+            text += f"; {with_noun(self.pending, 'committed message')} not applied yet"
         found = len(self.findings) + self.untold
-        return f"{said}; {with_noun(found, 'finding') if found else 'nothing is wrong'}"
+        return f"{text}; {with_noun(found, 'finding') if found else 'nothing is wrong'}"
 
 
 def make_result(
@@ -121,7 +121,7 @@ def _repeat_finding(logs: Sequence[AuditedLog], found: audit_compare.RepeatedMes
 
 def _missing_finding(logs: Sequence[AuditedLog], found: audit_compare.MissingMessages) -> Finding:
     text = (
-        f"transaction {found.epoch}, committed at place {found.place}: {with_noun(found.missing, 'message')} from"
+        f"transaction {found.epoch}, committed at place {found.lsn}: {with_noun(found.missing, 'message')} from"
         f" number {_ids_text(found.first_id, 1)} on are not in this partition"
     )
     return logs[found.log].make_finding(audit_plan.TORN, None, 0, 0, text)
@@ -129,9 +129,9 @@ def _missing_finding(logs: Sequence[AuditedLog], found: audit_compare.MissingMes
 
 def _uncommitted_finding(logs: Sequence[AuditedLog], found: audit_compare.UncommittedMessages) -> Finding:
     kind = audit_plan.ROLLED_BACK if found.rolled_back else audit_plan.UNDECIDED
-    said = "was rolled back" if found.rolled_back else "has no decision"
+    outcome = "was rolled back" if found.rolled_back else "has no decision"
     text = (
-        f"transaction {found.epoch} {said}, and {with_noun(found.count, 'message')} of it from number"
+        f"transaction {found.epoch} {outcome}, and {with_noun(found.count, 'message')} of it from number"
         f" {_ids_text(found.first_id, 1)} on stand in this partition"
     )
     return logs[found.log].make_finding(kind, None, 0, 0, text)
@@ -139,7 +139,7 @@ def _uncommitted_finding(logs: Sequence[AuditedLog], found: audit_compare.Uncomm
 
 def _undecided_finding(logs: Sequence[AuditedLog], found: audit_compare.UndecidedAppend) -> Finding:
     log = logs[found.log]
-    text = f"an append of the transaction decided at place {found.place}, where the journal has no decision"
+    text = f"an append of the transaction decided at place {found.lsn}, where the journal has no decision"
     return log.make_finding(audit_plan.NO_DECISION, _segment_base(log, found.offset), found.offset, found.next, text)
 
 
@@ -186,28 +186,28 @@ class AuditJobs:
             self.found = rdd.map(lambda each: replace(each, facts=audit_check.NO_FACTS)).collect()
 
     def compare_facts(
-        self, more: Sequence[Facts], standings: Mapping[int, AppliedState], known: Mapping[int, JournalCoverage]
+        self, more: Sequence[Facts], applied_states: Mapping[int, AppliedState], known: Mapping[int, JournalCoverage]
     ) -> list[ComparisonResult]:
         """Compare the facts of all pieces and of the transaction journals (`more`), and return the faults of each part.
 
-        `standings`: log number -> which commits were applied to the log · `known`: number of the data folder -> which
-        LSN ranges its transaction journal still has.
+        `applied_states`: log number -> which commits were applied to the log · `known`: number of the data folder ->
+        which LSN ranges its transaction journal still has.
         """
         context = self._context
         parts = max(1, context.defaultParallelism)
         mine: Any = context.parallelize(list(more), max(1, len(more)))
         if self._rdd is not None:
             mine = mine.union(self._rdd.map(lambda each: each.facts))
-        logs, told = self._broadcast(self._logs), self._broadcast((dict(standings), dict(known)))
+        logs, inputs = self._broadcast(self._logs), self._broadcast((dict(applied_states), dict(known)))
 
         def verdict(rows: Iterator[tuple[int, Facts]]) -> Iterator[ComparisonResult]:
             facts = audit_check.concatenate_facts([facts for _, facts in rows])
-            found = audit_compare.compare_sides(facts, *told.value)
+            found = audit_compare.compare_sides(facts, *inputs.value)
             near = [locate_repeat(RealDisk(), logs.value, each) for each in found.repeats[:LOCATED_REPEATS_MAX]]
             yield found._replace(repeats=[*near, *found.repeats[LOCATED_REPEATS_MAX:]])
 
-        placed = mine.flatMap(lambda facts: audit_check.split_facts(facts, parts)).partitionBy(parts)
-        verdicts: list[ComparisonResult] = placed.mapPartitions(verdict).collect()
+        partitioned = mine.flatMap(lambda facts: audit_check.split_facts(facts, parts)).partitionBy(parts)
+        verdicts: list[ComparisonResult] = partitioned.mapPartitions(verdict).collect()
         return verdicts
 
     def close(self) -> None:
@@ -246,8 +246,8 @@ def audit_folders(context: SparkContext, folders: Sequence[str], progress: Progr
         checked.check_pieces(made.pieces, progress)
         chains = summarize_logs(made.logs, checked.found)
         facts, known, findings = read_journal_facts(context, folders, made.logs)
-        standings = {each.log.number: AppliedState(each.applied, each.windows) for each in chains}
-        verdicts = checked.compare_facts(facts, standings, known)
+        applied_states = {each.log.number: AppliedState(each.applied, each.windows) for each in chains}
+        verdicts = checked.compare_facts(facts, applied_states, known)
     finally:
         checked.close()
     findings += made.findings

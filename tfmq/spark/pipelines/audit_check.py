@@ -38,14 +38,14 @@ class LostSources(NamedTuple):
 
 def find_missing_files(disk: Disk, log: AuditedLog, found: Sequence[PieceResult]) -> list[Finding]:
     """Return findings for pieces of `log` whose file a task did not find, unless retention had deleted the piece."""
-    gone = [each.piece for each in found if each.file_missing and each.piece.log == log.number]
-    if not gone or not disk.exists(log.path):
+    missing = [each.piece for each in found if each.file_missing and each.piece.log == log.number]
+    if not missing or not disk.exists(log.path):
         return []
     first = audit_plan.current_first_offset(disk, log, log.first_offset)
     text = "the file was not there for the task that was to read it: all executors must see the folder"
     return [
         log.make_finding(audit_plan.UNREADABLE, each.base, each.first, each.next, text)
-        for each in gone
+        for each in missing
         if each.next > first
     ]
 
@@ -80,9 +80,11 @@ class LogSummary:
         self.applied = max((each.last_source for each in found if each.last_source is not None), default=FIRST_SOURCE)
         self.windows: list[LostSources] = []
         self.findings = [finding for each in found for finding in each.findings]
-        gone = {each.base for each in log.segments} - {each.piece.base for each in found if each.piece.size}
+        deleted = {each.base for each in log.segments} - {each.piece.base for each in found if each.piece.size}
         first = log.first_offset
-        self._segments = [each for each in log.segments if each.base not in gone or not each.size or each.end > first]
+        self._segments = [
+            each for each in log.segments if each.base not in deleted or not each.size or each.end > first
+        ]
         self._cut: dict[int, int] = {}
         """First offset of each segment whose end is missing -> offset at which the missing bytes begin."""
         self._check_segments()
@@ -266,14 +268,14 @@ class FactCollector:
         self._open[producer] = row = [first_id, RUN, count, offset, next, 0]
         self._rows.append(row)
 
-    def add_append(self, journal: int, place: int, count: int, offset: int, next: int) -> None:
-        """Add a block that was applied from a transaction. `place`: LSN of the commit; `journal`: the journal's id."""
+    def add_append(self, journal: int, lsn: int, count: int, offset: int, next: int) -> None:
+        """Add a block that was applied from a transaction. `lsn`: LSN of the commit; `journal`: the journal's id."""
         row = self._append
-        if row is not None and (row[0], row[5], row[4]) == (place, journal, offset):
+        if row is not None and (row[0], row[5], row[4]) == (lsn, journal, offset):
             row[2] += count
             row[4] = next
             return
-        self._append = row = [place, APPEND, count, offset, next, journal]
+        self._append = row = [lsn, APPEND, count, offset, next, journal]
         self._rows.append(row)
 
     def to_facts(self) -> Facts:
@@ -408,15 +410,15 @@ class _PieceChecker:
         if self.log.partition >= 0 and len(block.data):
             self._collect_runs(block)
         if control.source_kind == SOURCE_TRANSACTION:
-            place = control.source_high, control.source_low
-            if result.last_source is not None and place < result.last_source:
-                wrong.append(f"place {place} of the transaction journal after place {result.last_source}")
-            result.first_source = result.first_source or place
-            result.last_source = place
+            source = control.source_high, control.source_low
+            if result.last_source is not None and source < result.last_source:
+                wrong.append(f"place {source} of the transaction journal after place {result.last_source}")
+            result.first_source = result.first_source or source
+            result.last_source = source
             for number in self._without_after:
-                result.damaged_ranges[number] = result.damaged_ranges[number]._replace(after=place)
+                result.damaged_ranges[number] = result.damaged_ranges[number]._replace(after=source)
             self._without_after.clear()
-            self.collector.add_append(control.source_id, place[0], control.records, block.offset, block.next)
+            self.collector.add_append(control.source_id, source[0], control.records, block.offset, block.next)
         elif control.source_kind > SOURCE_SUCCESSION:
             wrong.append(f"a block of the unknown source kind {control.source_kind}")
         for text in wrong:

@@ -53,10 +53,10 @@ class RepeatedMessages(NamedTuple):
 
 
 class MissingMessages(NamedTuple):
-    """A log lacks `missing` messages, from `first_id` on, of the transaction `epoch` committed at the LSN `place`."""
+    """A log lacks `missing` messages, from `first_id` on, of the transaction `epoch` committed at `lsn`."""
 
     log: int
-    place: int
+    lsn: int
     epoch: int
     first_id: int
     missing: int
@@ -73,10 +73,10 @@ class UncommittedMessages(NamedTuple):
 
 
 class UndecidedAppend(NamedTuple):
-    """An append that names as its source a commit at the LSN `place`, where the journal has no commit."""
+    """An append that names as its source a commit at `lsn`, where the journal has no commit."""
 
     log: int
-    place: int
+    lsn: int
     offset: int
     next: int
 
@@ -137,32 +137,32 @@ def find_repeats(runs: Facts) -> Iterator[RepeatedMessages]:
     for at in np.flatnonzero(runs.key[1:] < highest[:-1]) + 1:
         other = int(leaders[at - 1])
         count = int(min(ends[at], ends[other]) - runs.key[at])
-        places = [(int(runs.log[n]), int(runs.offset[n]), int(runs.next[n])) for n in (int(at), other)]
-        here, there = sorted(places, reverse=True)
+        ranges = [(int(runs.log[n]), int(runs.offset[n]), int(runs.next[n])) for n in (int(at), other)]
+        here, there = sorted(ranges, reverse=True)
         yield RepeatedMessages(int(runs.key[at]), count, *here, *there)
 
 
 def find_missing(
-    runs: Facts, wanted: Facts, standings: Mapping[int, AppliedState]
+    runs: Facts, wanted: Facts, applied_states: Mapping[int, AppliedState]
 ) -> tuple[list[MissingMessages], int]:
     """Find the committed messages (`wanted`) that are not in the logs (`runs`).
 
     Return the lost messages, and the number of messages that are not applied yet: their source position is after the
-    last one applied to their log, which `standings` has (by log number).
+    last one applied to their log, which `applied_states` has (by log number).
     """
     found: list[MissingMessages] = []
     late = 0
     for log in np.unique(wanted.log):
         here = wanted.select(wanted.log == log)
         covered = _count_covered(runs.select(runs.log == log), here)
-        standing = standings.get(int(log), AppliedState())
+        state = applied_states.get(int(log), AppliedState())
         for at in np.flatnonzero(covered < here.count):
             missing = int(here.count[at]) - int(covered[at])
-            place, number = int(here.offset[at]), int(here.extra[at])
-            if (place, number) > standing.applied:
+            lsn, number = int(here.offset[at]), int(here.extra[at])
+            if (lsn, number) > state.applied:
                 late += missing
-            elif not any(low[0] <= place <= high[0] for low, high, _ in standing.windows):
-                found.append(MissingMessages(int(log), place, int(here.next[at]), int(here.key[at]), missing))
+            elif not any(low[0] <= lsn <= high[0] for low, high, _ in state.windows):
+                found.append(MissingMessages(int(log), lsn, int(here.next[at]), int(here.key[at]), missing))
     return found, late
 
 
@@ -188,9 +188,9 @@ def find_undecided(appends: Facts, decisions: Facts, known: JournalCoverage) -> 
     mine = appends.select((appends.extra == np.uint64(known.journal_id)) & ~np.isin(appends.key, decisions.key))
     end = known.spans[-1][1]
     for row in range(mine.row_count):
-        place = int(mine.key[row])
-        if place >= end or any(first <= place < next for first, next in known.spans):
-            yield UndecidedAppend(int(mine.log[row]), place, int(mine.offset[row]), int(mine.next[row]))
+        lsn = int(mine.key[row])
+        if lsn >= end or any(first <= lsn < next for first, next in known.spans):
+            yield UndecidedAppend(int(mine.log[row]), lsn, int(mine.offset[row]), int(mine.next[row]))
 
 
 def _count_covered(runs: Facts, asked: Facts) -> Array:

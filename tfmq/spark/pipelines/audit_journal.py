@@ -53,10 +53,10 @@ class JournalPlan(NamedTuple):
 class JournalMessages(NamedTuple):
     """Consecutive messages of a transaction in one journal entry.
 
-    `place`: LSN of the entry; if compaction copied the entry, LSN of the original · `copied`: the entry is such a copy.
+    `lsn`: LSN of the entry; if compaction copied the entry, LSN of the original · `copied`: the entry is such a copy.
     """
 
-    place: int
+    lsn: int
     epoch: int
     log_id: int
     first_id: int
@@ -103,24 +103,24 @@ def plan_journal(disk: Disk, data: str) -> JournalPlan:
 
 
 def _plan_files(disk: Disk, data: str, folder: str) -> JournalPlan:
-    with closing(JournalScan(disk, folder)) as survey:
+    with closing(JournalScan(disk, folder)) as scan:
         findings = []
-        row = decide(FILES_RULES, found) if (found := survey.files_facts()) is not None else None
+        row = decide(FILES_RULES, found) if (found := scan.files_facts()) is not None else None
         if row is None or row.decision is FilesAction.REFUSE:
-            said = survey.checkpoint_fault or "no snapshot that its checkpoint names is whole"
-            findings.append(_journal_finding(data, "", 0, 0, f"a start would refuse it: {row.label if row else said}"))
-        if survey.identity is None:
+            fault = scan.checkpoint_fault or "no snapshot that its checkpoint names is whole"
+            findings.append(_journal_finding(data, "", 0, 0, f"a start would refuse it: {row.label if row else fault}"))
+        if scan.identity is None:
             return JournalPlan(data, 0, [], findings)
-        forced = survey.checkpoint.durable_lsn if survey.checkpoint is not None else 0
-        last = survey.files[-1].number if survey.files else 0
+        durable_lsn = scan.checkpoint.durable_lsn if scan.checkpoint is not None else 0
+        last = scan.files[-1].number if scan.files else 0
         files = [
             JournalFilePlan(
-                data, file.number, file.first, file.end, survey.seed, forced if file.number == last else file.end
+                data, file.number, file.first, file.end, scan.seed, durable_lsn if file.number == last else file.end
             )
-            for file in survey.files
-            if file.number not in survey.head_faults
+            for file in scan.files
+            if file.number not in scan.head_faults
         ]
-        return JournalPlan(data, survey.identity[0], files, findings)
+        return JournalPlan(data, scan.identity[0], files, findings)
 
 
 def _journal_finding(data: str, file: str, first: int, next: int, text: str) -> Finding:
@@ -137,21 +137,21 @@ def read_journal_file(disk: Disk, plan: JournalFilePlan) -> JournalFileContents:
     except FileNotFoundError:
         return found
     with closing(file):
-        begun = place = plan.first + FILE_HEADER_SIZE
-        while place < plan.end:
+        begun = lsn = plan.first + FILE_HEADER_SIZE
+        while lsn < plan.end:
             try:
-                for entry in file.entries(place, plan.seed):
+                for entry in file.entries(lsn, plan.seed):
                     _add_entry(entry, found)
-                    place = entry.next
+                    lsn = entry.next
             except BadRecord as error:
-                found.spans.append((begun, place))
+                found.spans.append((begun, lsn))
                 following = file.find_entry(error.position + 1, plan.seed)
                 begun = plan.end if following is None else following.lsn
-                if place < plan.durable_end or following is not None:
+                if lsn < plan.durable_end or following is not None:
                     text = f"cannot be read: {error.reason}"
-                    found.findings.append(_journal_finding(plan.data, name, place, begun, text))
-                place = begun
-        found.spans.append((begun, place))
+                    found.findings.append(_journal_finding(plan.data, name, lsn, begun, text))
+                lsn = begun
+        found.spans.append((begun, lsn))
     return found
 
 
@@ -160,24 +160,24 @@ def _add_entry(entry: JournalEntry, found: JournalFileContents) -> None:
     if isinstance(content, AppendMsg):
         first_id = make_id(content.producer_id, content.sequence)
         copied = bool(content.moved_from)
-        place = content.moved_from or entry.lsn
-        found.messages.append(JournalMessages(place, content.epoch, content.log_id, first_id, content.count, copied))
+        lsn = content.moved_from or entry.lsn
+        found.messages.append(JournalMessages(lsn, content.epoch, content.log_id, first_id, content.count, copied))
     elif isinstance(content, Operation):
         try:
-            said = records.unpack(*content)
+            record = records.unpack(*content)
         except ValueError:
             return
-        if isinstance(said, records.PrepareRecord | records.LocalCommitRecord):
-            found.totals.append((said.epoch, said.messages))
-        if isinstance(said, COMMITS):
-            found.decisions.append((entry.lsn, (said.epoch,)))
-        elif isinstance(said, records.GroupCommitRecord):
-            found.decisions.append((entry.lsn, tuple(said.members)))
-            found.rolled_back.extend(said.dropped)
-        elif isinstance(said, ROLLBACKS):
-            found.rolled_back.append(said.epoch)
-        elif isinstance(said, records.GroupAbortRecord):
-            found.rolled_back.extend(said.dropped)
+        if isinstance(record, records.PrepareRecord | records.LocalCommitRecord):
+            found.totals.append((record.epoch, record.messages))
+        if isinstance(record, COMMITS):
+            found.decisions.append((entry.lsn, (record.epoch,)))
+        elif isinstance(record, records.GroupCommitRecord):
+            found.decisions.append((entry.lsn, tuple(record.members)))
+            found.rolled_back.extend(record.dropped)
+        elif isinstance(record, ROLLBACKS):
+            found.rolled_back.append(record.epoch)
+        elif isinstance(record, records.GroupAbortRecord):
+            found.rolled_back.extend(record.dropped)
 
 
 def join_spans(found: Sequence[JournalFileContents]) -> list[tuple[int, int]]:
@@ -204,17 +204,17 @@ def expected_facts(
     known_from = spans[-1][0] if spans else 0
     decisions = sorted(decision for each in found for decision in each.decisions)
     of_epoch: dict[int, tuple[int, int]] = {}
-    for place, epochs in decisions:
+    for lsn, epochs in decisions:
         for order, epoch in enumerate(epochs):
-            of_epoch[epoch] = place, order
+            of_epoch[epoch] = lsn, order
     rolled = {epoch for each in found for epoch in each.rolled_back}
-    facts = [make_facts(folder, -1, [[place, DECISION, 0, 0, 0, plan.journal_id] for place, _ in decisions])]
+    facts = [make_facts(folder, -1, [[lsn, DECISION, 0, 0, 0, plan.journal_id] for lsn, _ in decisions])]
     rows: dict[int, list[list[int]]] = {}
     for message, number in _number_messages(found, of_epoch):
         epoch = message.epoch
         if epoch in of_epoch:
             row = [message.first_id, EXPECTED, message.count, of_epoch[epoch][0], epoch, number]
-        elif epoch in rolled or message.place >= known_from:
+        elif epoch in rolled or message.lsn >= known_from:
             row = [message.first_id, FORBIDDEN, message.count, 0, epoch, int(epoch in rolled)]
         else:
             continue  # no commit or rollback was found: it may have been in a file that is deleted now
@@ -236,14 +236,14 @@ def _number_messages(
         if known is None or known.copied:
             once[message.epoch, message.first_id] = message
     unnumbered = _unnumbered_decisions(found, once.values(), of_epoch)
-    nowhere = (0, 0)
-    decided = sorted(once.values(), key=lambda m: (*of_epoch.get(m.epoch, nowhere), m.epoch, m.place))
+    no_commit = (0, 0)
+    decided = sorted(once.values(), key=lambda m: (*of_epoch.get(m.epoch, no_commit), m.epoch, m.lsn))
     number, current = 0, -1
     for message in decided:
-        place = of_epoch.get(message.epoch, nowhere)[0]
-        number = message.count if place != current else number + message.count
-        current = place
-        yield message, UNKNOWN_NUMBER if place in unnumbered else number
+        lsn = of_epoch.get(message.epoch, no_commit)[0]
+        number = message.count if lsn != current else number + message.count
+        current = lsn
+        yield message, UNKNOWN_NUMBER if lsn in unnumbered else number
 
 
 def _unnumbered_decisions(
@@ -255,4 +255,4 @@ def _unnumbered_decisions(
         has[message.epoch] += message.count
     copied = {message.epoch for message in messages if message.copied}
     total = dict(total for each in found for total in each.totals)
-    return {place for epoch, (place, _) in of_epoch.items() if epoch in copied or total.get(epoch) != has[epoch]}
+    return {lsn for epoch, (lsn, _) in of_epoch.items() if epoch in copied or total.get(epoch) != has[epoch]}

@@ -225,15 +225,15 @@ def current_first_offset(disk: Disk, log: AuditedLog, first: int) -> int:
 
 def _read_checkpoint(disk: Disk, path: str) -> tuple[int | None, LogCheckpoint | None]:
     """Return (log id, checkpoint) of a log; (None, None) if there is no checkpoint. Raises Corrupt, NewerFormat."""
-    place = filenames.join(path, filenames.log_checkpoint_name())
-    found = DualSlotFile(disk, place).read()
+    file_path = filenames.join(path, filenames.log_checkpoint_name())
+    found = DualSlotFile(disk, file_path).read()
     if found is None:
         return None, None
     data = found[1]
     if len(data) < CHECKPOINT_HEADER.size:
-        raise Corrupt(place, 0, len(data), "shorter than its fixed part")
+        raise Corrupt(file_path, 0, len(data), "shorter than its fixed part")
     log_id: int = CHECKPOINT_HEADER.unpack_from(data)[2]
-    return log_id, decode_checkpoint(data, place, log_id)
+    return log_id, decode_checkpoint(data, file_path, log_id)
 
 
 def _plan_segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: str) -> AuditedSegment:

@@ -58,11 +58,11 @@ def plan_claim_checks(
     known = {(log.topic, log.incarnation, log.partition): log for log in logs}
     claims: dict[PartitionLog, list[LetterClaim]] = {}
     for letter in kept:
-        places = [((letter.topic, letter.incarnation, letter.partition), letter.offset, letter.message_id, False)]
+        claimed = [((letter.topic, letter.incarnation, letter.partition), letter.offset, letter.message_id, False)]
         if letter.sent is not None:
             topic, incarnation, partition, offset, id = letter.sent
-            places.append(((topic, incarnation, partition), offset, id, True))
-        for key, offset, id, resent in places:
+            claimed.append(((topic, incarnation, partition), offset, id, True))
+        for key, offset, id, resent in claimed:
             if key in known:
                 claims.setdefault(known[key], []).append(LetterClaim(offset, id, letter.group, letter.id, resent))
     return [
@@ -207,10 +207,10 @@ def make_balance(
     for letter in _unique_letters(letter_summaries, faults):
         letters.setdefault((letter.group, letter.incarnation, letter.partition), []).append(letter)
     rows = []
-    for standing in positions:
-        mine = letters.pop((standing.group, standing.incarnation, standing.partition), [])
-        rows.append(_make_row(standing, mine))
-        faults.extend(_find_faults(standing, mine))
+    for position in positions:
+        mine = letters.pop((position.group, position.incarnation, position.partition), [])
+        rows.append(_make_row(position, mine))
+        faults.extend(_find_faults(position, mine))
     for (group, incarnation, partition), left in sorted(letters.items()):
         faults.append(_orphaned_letters(group, partition, left, incarnations.get(incarnation)))
     return Balance(rows, faults)
@@ -227,16 +227,16 @@ def _unique_letters(kept: Iterable[LetterSummary], faults: list[Fault]) -> Itera
     return found.values()
 
 
-def _make_row(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Row:
-    consumed = consumed_count(standing)
+def _make_row(position: GroupPosition, letters: Sequence[LetterSummary]) -> Row:
+    consumed = consumed_count(position)
     passed = [letter for letter in letters if consumed == UNKNOWN or letter.ordinal < consumed]
     count = Counter(letter.state for letter in letters)
     return Row(
-        *(standing.broker, standing.group, standing.topic, standing.partition),
-        standing.end_ordinal,
-        standing.end_ordinal - standing.first_ordinal,
+        *(position.broker, position.group, position.topic, position.partition),
+        position.end_ordinal,
+        position.end_ordinal - position.first_ordinal,
         consumed,
-        standing.lag,
+        position.lag,
         UNKNOWN if consumed == UNKNOWN else consumed - len(passed),
         sum(count[state] for state in OPEN_STATES),
         sum(count[state] for state in (model.DEAD, model.REDRIVING)),
@@ -244,34 +244,34 @@ def _make_row(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Row:
     )
 
 
-def consumed_count(standing: GroupPosition) -> int:
+def consumed_count(position: GroupPosition) -> int:
     """Return the number of messages before a group's offset; -1 if the lag is unknown or messages there are deleted."""
-    if standing.offset < 0:
+    if position.offset < 0:
         return 0
-    if standing.lag < 0 or standing.offset < standing.first_offset:
+    if position.lag < 0 or position.offset < position.first_offset:
         return UNKNOWN
-    return standing.end_ordinal - standing.lag
+    return position.end_ordinal - position.lag
 
 
-def _find_faults(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Iterable[Fault]:
-    name = standing.group, standing.topic, standing.partition
-    if standing.offset > standing.end_offset:
+def _find_faults(position: GroupPosition, letters: Sequence[LetterSummary]) -> Iterable[Fault]:
+    name = position.group, position.topic, position.partition
+    if position.offset > position.end_offset:
         text = (
-            f"the group goes on at offset {standing.offset}, and the partition ends at {standing.end_offset}: it was"
+            f"the group goes on at offset {position.offset}, and the partition ends at {position.end_offset}: it was"
             " cut, or put back from an older backup"
         )
         yield Fault(WRONG, *name, text)
-    if 0 <= standing.offset < standing.first_offset:
+    if 0 <= position.offset < position.first_offset:
         text = (
-            f"the group goes on at offset {standing.offset}, and the partition begins at {standing.first_offset}:"
+            f"the group goes on at offset {position.offset}, and the partition begins at {position.first_offset}:"
             " retention took messages that it had not handled"
         )
         yield Fault(WRONG, *name, text)
-    consumed = consumed_count(standing)
+    consumed = consumed_count(position)
     if consumed == UNKNOWN:
         return
     early = [letter for letter in letters if letter.ordinal >= consumed]
-    beyond = [letter for letter in early if letter.ordinal >= standing.end_ordinal]
+    beyond = [letter for letter in early if letter.ordinal >= position.end_ordinal]
     if beyond:
         text = (
             f"{with_noun(len(beyond), 'letter')}, the first {beyond[0].id}, of messages after the partition's end: it"
@@ -288,12 +288,12 @@ def _find_faults(standing: GroupPosition, letters: Sequence[LetterSummary]) -> I
 
 def _orphaned_letters(group: str, partition: int, letters: Sequence[LetterSummary], topic: str | None) -> Fault:
     """Return the discrepancy for letters of a group without an offset in `partition`. `topic` None: no such topic."""
-    said = with_noun(len(letters), "letter")
+    count = with_noun(len(letters), "letter")
     open_ones = sum(letter.state in (*OPEN_STATES, model.DEAD) for letter in letters)
     if topic is None:
-        text = f"{said}, {open_ones} of them open, of a topic that is not there any more, or in another broker"
+        text = f"{count}, {open_ones} of them open, of a topic that is not there any more, or in another broker"
         return Fault(NOTE, group, letters[0].topic, partition, text)
-    text = f"{said}, {open_ones} of them open, and the broker knows of no such group here: was it forgotten?"
+    text = f"{count}, {open_ones} of them open, and the broker knows of no such group here: was it forgotten?"
     return Fault(WRONG, group, topic, partition, text)
 
 
@@ -336,26 +336,26 @@ def reconcile_brokers(
     job: Job,
 ) -> Balance:
     """Return the balance of `groups` (all groups if it is empty) in the brokers and dead-letter stores."""
-    standings: list[GroupPosition] = []
+    positions: list[GroupPosition] = []
     incarnations: dict[int, str] = {}
     known: list[str] = []
     servers = [str(address.servers) for address in addresses]
     for broker in servers:
         with Admin(broker, timeout=timeout) as admin:
-            standings += read_group_positions(admin, broker, groups)
+            positions += read_group_positions(admin, broker, groups)
             incarnations |= {topic.incarnation: topic.name for topic in admin.topics()}
             known += [each.group for each in admin.groups()]
     for name in sorted(set(groups) - set(known)):
         raise TfmqError(f"There is no group {name!r}.{did_you_mean(name, known)}", outcome="not done")
     kept = [letter for store in stores for letter in read_letters(store, servers[0], groups)]
-    found = make_balance(standings, kept, incarnations)
-    asked = []
+    found = make_balance(positions, kept, incarnations)
+    checks = []
     for address in addresses if kept else ():
         with open_log_reader(address) as logs:
             there = [log for topic in logs.topics() for log in logs.partitions(topic)]
-            asked += plan_claim_checks(address, there, kept)
+            checks += plan_claim_checks(address, there, kept)
     with show_progress(job.output, "reading letters' messages", None) as progress:
-        for faults in tasks(check_claims, asked, progress, "reconcile"):
+        for faults in tasks(check_claims, checks, progress, "reconcile"):
             found.faults.extend(faults)
     return found
 
@@ -365,9 +365,9 @@ def read_group_positions(admin: Admin, broker: str, groups: Sequence[str]) -> It
     # Group offsets must be read before the ends of partitions: in the other order, a group that consumes meanwhile
     # would seem to have consumed more messages than were produced.
     names = [each.group for each in admin.groups() if not groups or each.group in groups]
-    places = {name: admin.group(name).offsets for name in sorted(names)}
+    offsets_by_group = {name: admin.group(name).offsets for name in sorted(names)}
     topics: dict[str, Any] = {}
-    for name, rows in places.items():
+    for name, rows in offsets_by_group.items():
         for row in rows:
             topic = row["topic"]
             if topic not in topics:

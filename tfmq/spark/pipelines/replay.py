@@ -117,8 +117,8 @@ def _split_into_steps(files: list[ArchiveFile], step_bytes: int) -> Iterator[tup
 
 def replay_name(archive_id: str, choice: ReplayFilter, node: str, topic: str, incarnation: int) -> str:
     """Return the name by which the broker knows a replay: the same for the same archive, filter and target topic."""
-    asked = json.dumps([archive_id, *choice, node, topic, incarnation])
-    return hashlib.sha256(asked.encode()).hexdigest()[:32]
+    identity = json.dumps([archive_id, *choice, node, topic, incarnation])
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
 SENT_COLUMNS: Final = ("value", "attributes", "partition")

@@ -223,13 +223,13 @@ def _topic_section(figures: TopicFigures, picture: bytes, kind: str) -> str:
     if figures.letters:
         rows_of_states = [(state, f"{count:,}") for state, count in sorted(figures.letters.items())]
         parts.append(_table("Dead letters", ("state", "letters"), rows_of_states))
-    said = []
+    remarks = []
     if figures.unborn:
-        said.append(f"{figures.unborn:,} messages have no birth time")
+        remarks.append(f"{figures.unborn:,} messages have no birth time")
     if figures.early:
-        said.append(f"{figures.early:,} were appended before their birth time: a clock is wrong")
-    if said:
-        parts.append(f"<p class='soft'>{'; '.join(said)}.</p>")
+        remarks.append(f"{figures.early:,} were appended before their birth time: a clock is wrong")
+    if remarks:
+        parts.append(f"<p class='soft'>{'; '.join(remarks)}.</p>")
     return "\n".join(parts)
 
 
@@ -244,10 +244,10 @@ def _distribution_table(figures: TopicFigures) -> str:
 
 
 def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    said = f"<caption>{escape(caption)}</caption>" if caption else ""
+    heading = f"<caption>{escape(caption)}</caption>" if caption else ""
     top = "".join(f"<th>{escape(each)}</th>" for each in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>{said}<tr>{top}</tr>{body}</table>"
+    return f"<table>{heading}<tr>{top}</tr>{body}</table>"
 
 
 INK, SOFT, LINE, FILL, WARM = "#1f2933", "#7b8794", "#2563a8", "#a9c8ea", "#c2571a"
@@ -381,15 +381,15 @@ def _draw_groups(axes: Axes, figures: TopicFigures) -> None:
         _draw_empty(axes, "no group reads it")
         return
     shown = sorted(figures.groups, key=lambda each: -each.lag)[:GROUPS_SHOWN][::-1]
-    places = range(len(shown))
-    axes.barh(places, [max(0, each.lag) for each in shown], color=FILL, edgecolor=LINE, linewidth=0.7, height=0.55)
-    axes.set_yticks(places, [each.group for each in shown])
+    rows = range(len(shown))
+    axes.barh(rows, [max(0, each.lag) for each in shown], color=FILL, edgecolor=LINE, linewidth=0.7, height=0.55)
+    axes.set_yticks(rows, [each.group for each in shown])
     most = max(1, *(each.lag for each in shown))
-    for place, each in zip(places, shown, strict=True):
+    for row, each in zip(rows, shown, strict=True):
         oldest = f", oldest {age_text(round(each.age_seconds))}" if each.lag else ""
         axes.text(
             max(0, each.lag) + most * 0.02,
-            place,
+            row,
             f"{lag_text(each.lag)}{oldest}",
             va="center",
             color=INK,
@@ -415,8 +415,8 @@ def _draw_dead_letters(axes: Axes, figures: TopicFigures) -> None:
     axes.set_xlim(-0.8, max(len(calls), 4) - 0.2)
     axes.set_xlabel("calls")
     axes.yaxis.set_major_formatter(lambda value, _: _count_text(value))
-    said = "   ".join(f"{count:,} {state}" for state, count in sorted(figures.letters.items()))
-    _draw_right_title(axes, said)
+    counts = "   ".join(f"{count:,} {state}" for state, count in sorted(figures.letters.items()))
+    _draw_right_title(axes, counts)
 
 
 def _draw_empty(axes: Axes, text: str) -> None:
