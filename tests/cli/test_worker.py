@@ -86,20 +86,20 @@ def test_one_that_dies_is_started_again_and_one_that_ends_well_is_not(
         "log.close()\n"
         "os._exit(3 if before < 4 else 0)\n"
     )
-    assert Supervisor(program(text), 1, say=said.append).run() == 0
+    assert Supervisor(program(text), 1, report=said.append).run() == 0
     assert lines(tmp_path / "log") == ["x", "x", "x"]
     assert len(said) == 2 and "ended with 3" in said[0]
 
 
 def test_one_that_cannot_begin_ends_them_all(tmp_path: Path) -> None:
-    assert Supervisor(program("import sys; sys.exit(2)"), 2, say=lambda text: None).run() == 2
+    assert Supervisor(program("import sys; sys.exit(2)"), 2, report=lambda text: None).run() == 2
 
 
 @pytest.mark.parametrize("code", [1, 3])
 def test_what_never_began_ends_them_all_with_its_code(code: int) -> None:
     said: list[str] = []
     text = f"import sys; sys.exit({NOT_STARTED + code})"
-    assert Supervisor(program(text), 2, say=said.append).run() == code
+    assert Supervisor(program(text), 2, report=said.append).run() == code
     assert not said
 
 
@@ -117,7 +117,7 @@ def test_what_cannot_begin_where_another_one_did_is_tried_again(
         f"os._exit([1, {NOT_STARTED + 3}, 0][before // 2])\n"
     )
     said: list[str] = []
-    assert Supervisor(program(text), 1, say=said.append).run() == 0
+    assert Supervisor(program(text), 1, report=said.append).run() == 0
     assert ["ended with 1" in said[0], "ended with 3" in said[1]] == [True, True]
 
 
@@ -132,7 +132,7 @@ def test_a_signal_reaches_each_once_and_the_code_is_theirs(tmp_path: Path) -> No
         "time.sleep(60)\n"
     )
     when(lambda: lines(log).count("up") == 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert Supervisor(program(text), 2, say=lambda text: None).run() == 0
+    assert Supervisor(program(text), 2, report=lambda text: None).run() == 0
     assert lines(log).count(str(int(signal.SIGTERM))) == 2
 
 
@@ -147,7 +147,7 @@ def test_a_change_begins_anew(tmp_path: Path) -> None:
 
     when(lambda: len(lines(log)) == 1, change)
     said: list[str] = []
-    Supervisor(program(text), 1, say=said.append, folder=tmp_path).run()
+    Supervisor(program(text), 1, report=said.append, folder=tmp_path).run()
     assert lines(log) == ["up", "up"]
     assert said == ["A source file changed: restarting."]
 

@@ -208,18 +208,18 @@ async def change_all(output: Output, handles: Sequence[str], change: ChangeDelay
     async with aio.Admin(output.existing) as admin:
         for start in range(0, len(handles), CONCURRENT_CHANGES):
             some = handles[start : start + CONCURRENT_CHANGES]
-            answers = await asyncio.gather(*(change(admin, each) for each in some), return_exceptions=True)
-            for handle, answer in zip(some, answers, strict=True):
-                if isinstance(answer, dict):
-                    rows.append(answer)
-                    report_change(output, handle, answer, len(handles) > SENTENCES_MAX and answer["state"] == wanted)
-                elif isinstance(answer, ConnectionFailed):
-                    lost = answer
-                elif isinstance(answer, TfmqError):
+            results = await asyncio.gather(*(change(admin, each) for each in some), return_exceptions=True)
+            for handle, result in zip(some, results, strict=True):
+                if isinstance(result, dict):
+                    rows.append(result)
+                    report_change(output, handle, result, len(handles) > SENTENCES_MAX and result["state"] == wanted)
+                elif isinstance(result, ConnectionFailed):
+                    lost = result
+                elif isinstance(result, TfmqError):
                     failed = True
-                    click.echo(f"tfmq: {handle}: {answer}", err=True)
+                    click.echo(f"tfmq: {handle}: {result}", err=True)
                 else:
-                    raise answer
+                    raise result
             if lost is not None:
                 break
     if output.json:

@@ -113,13 +113,13 @@ def check_group(admin: "Admin", name: str, advice: str = "") -> None:
 )
 @click.argument("name", shell_complete=main.complete_groups)
 @click.argument("topic", shell_complete=main.complete_topics)
-@click.option("--to", "place", type=StartPosition(), required=True, help="earliest, latest, an offset, or a time.")
+@click.option("--to", "start", type=StartPosition(), required=True, help="earliest, latest, an offset, or a time.")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option("--create", is_flag=True, help="Create the group if it does not exist.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be changed.")
 @output_options
 def reset(
-    name: str, topic: str, place: Any, partition: int | None, create: bool, dry_run: bool, output: Output
+    name: str, topic: str, start: Any, partition: int | None, create: bool, dry_run: bool, output: Output
 ) -> None:
     """Set where group NAME continues in TOPIC. No member of the group may be running."""
     from tfmq.client.admin.admin import refuse_reset_beyond_end
@@ -127,7 +127,7 @@ def reset(
     with output.admin() as admin:
         described = find_topic(admin, topic)
         count = len(described.partitions)
-        if isinstance(place, int) and partition is None and count > 1:
+        if isinstance(start, int) and partition is None and count > 1:
             raise click.UsageError(f"{topic} has {count} partitions, an offset needs --partition")
         if not create:
             check_group(admin, name, " With --create it is created.")
@@ -135,12 +135,12 @@ def reset(
         before = {row["partition"]: known_value(row["offset"]) for row in group.offsets if row["topic"] == topic}
         if dry_run:
             numbers = range(count) if partition is None else [partition]
-            located = {number: admin.locate(topic, number, place) for number in numbers}
+            located = {number: admin.locate(topic, number, start) for number in numbers}
             for number in numbers:
-                refuse_reset_beyond_end(topic, number, place, located[number])
+                refuse_reset_beyond_end(topic, number, start, located[number])
             offsets = {number: located[number].offset for number in numbers}
         else:
-            offsets = admin.reset_group(name, topic, place, partition, create=True)
+            offsets = admin.reset_group(name, topic, start, partition, create=True)
     rows: list[dict[str, Any]] = [
         {"topic": topic, "partition": number, "before": before.get(number), "offset": offset}
         for number, offset in offsets.items()
@@ -153,8 +153,8 @@ def reset(
         live = "; a member of it is running, so the reset would be rejected" if group.live else ""
         output.info(f"nothing was changed: this was a dry run{live}")
     for number, offset in offsets.items():
-        if isinstance(place, int) and offset != place:
-            output.info(f"partition {number}: no message begins at {place}; the group continues at {offset}")
+        if isinstance(start, int) and offset != start:
+            output.info(f"partition {number}: no message begins at {start}; the group continues at {offset}")
 
 
 @group.command(epilog="\b\nExample:\n  tfmq group delete old-reports --yes")

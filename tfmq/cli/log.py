@@ -282,15 +282,15 @@ def print_reports(output: Output, reports: list[VerifyReport], findings: list[di
     segments, records = sum(r.segments for r in reports), sum(r.records for r in reports)
     size = size_text(sum(r.bytes for r in reports))
     bad = sum(f["weight"] == "damage" for f in findings)
-    places = with_noun(bad, "damaged place")
-    verdict = f"{places}; `tfmq log repair` repairs what can be repaired" if bad else "no damage"
+    count = with_noun(bad, "damaged place")
+    verdict = f"{count}; `tfmq log repair` repairs what can be repaired" if bad else "no damage"
     notes = len(findings) - bad
     open_notes = sum(f["weight"] != "damage" and f["may_lose"] for f in findings)
     if notes:
         verdict += f", {with_noun(notes, 'note')}: what the next start or `tfmq log repair` corrects"
         if open_notes:
-            places = with_noun(open_notes, "place")
-            verdict += f"; {places} where acknowledged messages may be lost, which the files do not say"
+            count = with_noun(open_notes, "place")
+            verdict += f"; {count} where acknowledged messages may be lost, which the files do not say"
         else:
             verdict += " without losing a message"
     output.info(f"{with_noun(segments, 'segment')}, {size}, {with_noun(records, 'record')}: {verdict}")
@@ -728,10 +728,10 @@ def lock_data_folder(path: Path) -> Iterator[Disk]:
     folder = path.parent if path.is_file() else path
     near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)
     lock = next((folder / LOCK for folder in near if (folder / LOCK).exists()), None)
-    with ExitStack() as held, explain_path_errors(path):
+    with ExitStack() as locks, explain_path_errors(path):
         if lock is not None:
             try:
-                held.callback(disk.lock(str(lock)).release)
+                locks.callback(disk.lock(str(lock)).release)
             except Locked as error:
                 raise click.ClickException(
                     f"a server is running on {lock.parent}: stop it first, or use a copy"

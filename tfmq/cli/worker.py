@@ -68,7 +68,7 @@ class WorkerSlot:
 class Supervisor:
     """Starts, restarts and stops `count` processes, each with the command line `command`.
 
-    `say` prints a sentence for the user. `folder`: all processes are restarted when a source file below this folder
+    `report` prints a sentence for the user. `folder`: all processes are restarted when a source file below this folder
     changes (the option --reload); None: never.
     """
 
@@ -77,13 +77,13 @@ class Supervisor:
         command: Sequence[str],
         count: int,
         *,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._command = list(command)
         self._slots = [WorkerSlot() for _ in range(count)]
-        self._print = say
+        self._print = report
         self._clock = clock
         self._sources = None if folder is None else SourceWatcher(folder)
         self._signals: list[int] = []
@@ -242,7 +242,7 @@ def run(
         checked = subprocess.run([*begin[:-2], "--check", "--", target], check=False)
         if checked.returncode:
             return checked.returncode
-    return Supervisor(begin, processes, say=output.info, folder=Path.cwd() if reload else None).run()
+    return Supervisor(begin, processes, report=output.info, folder=Path.cwd() if reload else None).run()
 
 
 def run_worker(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, watched: bool = False) -> int:
@@ -382,13 +382,13 @@ def import_error_text(error: BaseException) -> str:
         for each in traceback.extract_tb(error.__traceback__)
         if not each.filename.startswith(("<frozen importlib", *ours))
     ]
-    place = (frames[-1].filename, frames[-1].lineno) if frames else None
+    location = (frames[-1].filename, frames[-1].lineno) if frames else None
     if isinstance(error, SyntaxError) and error.filename:
-        place = (error.filename, error.lineno)
+        location = (error.filename, error.lineno)
         words = f"{type(error).__name__}: {error.msg}"
     else:
         words = "".join(traceback.format_exception_only(error)).strip()
-    where = "" if place is None else f"{os.path.relpath(place[0])}:{place[1]}: "
+    where = "" if location is None else f"{os.path.relpath(location[0])}:{location[1]}: "
     way = "\n" + "".join(traceback.format_list(frames)).rstrip() if len(frames) > 1 else ""
     return f"{where}{words}{way}"
 

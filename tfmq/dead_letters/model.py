@@ -314,8 +314,8 @@ class Letter:
         assert self.body is not None, "asked for with its body"
         origin = Origin(self.incarnation, self.appended_ms, self.epoch, codec)
         attribute = LazyAttribute(self.body.attribute)
-        place = (self.topic, self.partition, self.offset, self.next_offset, self.ordinal, self.message_id)
-        return ReceivedMessage(self.body.payload, *place, attribute, origin)
+        location = (self.topic, self.partition, self.offset, self.next_offset, self.ordinal, self.message_id)
+        return ReceivedMessage(self.body.payload, *location, attribute, origin)
 
 
 def letter_from_message(message: ReceivedMessage[Any], group: str, broker: str = "") -> Letter:

@@ -130,12 +130,12 @@ class Retrying:
             return partial(store.mark_failed, due, self._create_failure(error))
         return partial(store.mark_handled, due)
 
-    def _record_until_stored(self, tell: Callable[[], Operation[Any]]) -> Operation[None]:
-        """Repeat the store operation of `tell` until it succeeds: a full disk must not cause a second handler call."""
+    def _record_until_stored(self, record: Callable[[], Operation[Any]]) -> Operation[None]:
+        """Repeat the store operation `record` until it succeeds: a full disk must not cause a second handler call."""
         backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         while True:
             try:
-                yield from tell()
+                yield from record()
                 return
             except Closed:
                 raise

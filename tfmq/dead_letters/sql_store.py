@@ -189,8 +189,10 @@ class Database:
     def _create_engine(self) -> Engine:
         if self._url.get_backend_name() != "sqlite":
             is_postgresql = self._url.get_backend_name() == "postgresql"
-            told = {"isolation_level": "READ COMMITTED"} if is_postgresql else {}  # Enough: rows are read with locks.
-            engine = create_engine(self._url, pool_pre_ping=True, hide_parameters=True, **told)
+            options = (
+                {"isolation_level": "READ COMMITTED"} if is_postgresql else {}
+            )  # Enough: rows are read with locks.
+            engine = create_engine(self._url, pool_pre_ping=True, hide_parameters=True, **options)
             if is_postgresql:
                 event.listen(engine, "connect", _set_synchronous_commit)
             return engine

@@ -141,8 +141,8 @@ def _with_broker(letter: Letter, met: Letter) -> Letter:
 
 def _is_repeated(letter: Letter, repeated: Letter) -> bool:
     """Return whether `letter` has the latest failure of `repeated`. If so, the same event was applied before."""
-    told = {(each.at_ms, each.error) for each in letter.failures}
-    return bool(repeated.failures) and repeated.failures[-1][:2] in told
+    failures = {(each.at_ms, each.error) for each in letter.failures}
+    return bool(repeated.failures) and repeated.failures[-1][:2] in failures
 
 
 def _to_waiting_or_dead(letter: Letter, event: model.KeepEvent) -> Letter:
@@ -288,8 +288,8 @@ def _apply_arrive(letter: Letter, event: model.ArriveEvent) -> Letter | None:
 
 def _apply_return(letter: Letter, event: model.ReturnEvent) -> Letter | None:
     """Make the letter dead again; None if the letter has another sequence: another redrive may be sending it."""
-    place = (0, 0) if letter.journey is None else (letter.journey.producer_id, letter.journey.sequence)
-    if place != (event.producer_id, event.sequence):
+    sequence = (0, 0) if letter.journey is None else (letter.journey.producer_id, letter.journey.sequence)
+    if sequence != (event.producer_id, event.sequence):
         return None
     return replace(letter, state=DEAD, token="", journey=None)
 

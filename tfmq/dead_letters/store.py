@@ -69,8 +69,8 @@ ADDRESS_FORMS: Final = "it takes a path, a SQLAlchemy URL (sqlite:///..., postgr
 
 def state_directory() -> Path:
     """Return tfmq's directory for this user's state, in $XDG_STATE_HOME or ~/.local/state."""
-    told = os.environ.get("XDG_STATE_HOME")
-    return (Path(told) if told else Path.home() / ".local" / "state") / "tfmq"
+    configured = os.environ.get("XDG_STATE_HOME")
+    return (Path(configured) if configured else Path.home() / ".local" / "state") / "tfmq"
 
 
 DEFAULT_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
@@ -191,11 +191,11 @@ class GroupDeadLetterStore:
         return (yield from self._apply_always(letter.id, model.NoteEvent(self._now_ms(), letter, begun), noted))
 
     def _apply_always(
-        self, id: str, event: model.Event, noted: Callable[[str], object] = lambda state: None
+        self, id: str, event: model.Event, on_stored: Callable[[str], object] = lambda state: None
     ) -> Operation[str]:
         (found,) = yield from self.letters.apply([(id, event)])
         assert found is not None, "every state can be noted"
-        noted(found.state)
+        on_stored(found.state)
         self._log_if_dead(found)
         return found.state
 

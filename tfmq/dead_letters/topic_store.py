@@ -58,7 +58,7 @@ class LetterIndex:
 
     def delete_before(self, before: int) -> None:
         """Remove letters whose events are all before offset `before`: retention deleted these events."""
-        for id in [id for id, places in self.event_offsets.items() if places[-1] < before]:
+        for id in [id for id, offsets in self.event_offsets.items() if offsets[-1] < before]:
             del self.letters[id], self.event_offsets[id]
             self._waiting.pop(id, None)
 
@@ -316,11 +316,11 @@ class TopicLetterStore:
 
     def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
         yield from self._refresh_index()
-        place = (model.FAILING, group, incarnation, partition)
+        key = (model.FAILING, group, incarnation, partition)
         return [
             each.offset
             for each in self._index.letters.values()
-            if (each.state, each.group, each.incarnation, each.partition) == place
+            if (each.state, each.group, each.incarnation, each.partition) == key
         ]
 
     def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
@@ -333,10 +333,12 @@ class TopicLetterStore:
     def get(self, id: str) -> Operation[Letter | None]:
         """Return a letter, read from its events. A body that no event has is read from the message's own topic."""
         yield from self._refresh_index()
-        places = list(self._index.event_offsets.get(id, ()))
-        if not places or self._producer is None:
+        offsets = list(self._index.event_offsets.get(id, ()))
+        if not offsets or self._producer is None:
             return None
-        return (yield from load_full_letter(self._link, self._producer, id, places, self._link.now() + TIMEOUT_SECONDS))
+        return (
+            yield from load_full_letter(self._link, self._producer, id, offsets, self._link.now() + TIMEOUT_SECONDS)
+        )
 
     def exists(self) -> Operation[bool]:
         found = yield from fetch_topics(self._link, self._cluster, [self._topic])
@@ -450,15 +452,15 @@ EVENT_BYTES: Final = 64 << 10
 
 
 def load_full_letter(
-    link: ClientConnection, stream: ProducerPartition, id: str, places: Iterable[int], until: float
+    link: ClientConnection, partition: ProducerPartition, id: str, offsets: Iterable[int], until: float
 ) -> Operation[Letter | None]:
-    """Read the letter `id` with body and tracebacks from its events at the offsets `places`; None if all are deleted.
+    """Read the letter `id` with body and tracebacks from its events at `offsets`; None if all are deleted.
 
     If no event has the body, it is read from the topic of the message. Raises StoreFailed if the message is deleted.
     """
     letter: Letter | None = None
-    for offset in places:
-        message = yield from _read_message(link, stream, offset, until)
+    for offset in offsets:
+        message = yield from _read_message(link, partition, offset, until)
         found = None if message is None else decode_event(message)
         if found is not None and found[0] == id:
             letter = apply_event(letter, found[1]) or letter
@@ -499,11 +501,11 @@ def _read_original(link: ClientConnection, letter: Letter, until: float) -> Oper
 
 
 def _read_message(
-    link: ClientConnection, stream: ProducerPartition, offset: int, until: float
+    link: ClientConnection, partition: ProducerPartition, offset: int, until: float
 ) -> Operation[ReceivedMessage[Any] | None]:
-    """Return the message at an offset of `stream`, or None if it is deleted."""
+    """Return the message at an offset of `partition`, or None if it is deleted."""
     try:
-        chunk = yield from idempotent_send.fetch_messages(link, stream, offset, until, EVENT_BYTES)
+        chunk = yield from idempotent_send.fetch_messages(link, partition, offset, until, EVENT_BYTES)
     except OffsetOutOfRange:
         return None
     return next((each for each in chunk.messages if each.offset == offset), None)

@@ -128,8 +128,8 @@ COMMAND_LINE: Final = (
         "dead-letter-before-its-failure",
         "a failed call is logged before its consequences",
         "tfmq/dead_letters/store.py",
-        ("        noted(found.state)\n        self._log_if_dead(found)\n"),
-        ("        self._log_if_dead(found)\n        noted(found.state)\n"),
+        ("        on_stored(found.state)\n        self._log_if_dead(found)\n"),
+        ("        self._log_if_dead(found)\n        on_stored(found.state)\n"),
         ["tests/client/worker/test_runner.py", "tests/client/worker/test_message_context.py"],
     ),
     Mutant(

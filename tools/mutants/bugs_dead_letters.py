@@ -217,7 +217,7 @@ SENDING: Final = (
         "returned-from-any-place",
         "a slow redrive gives back nothing that is being sent under another sequence",
         _COURSE,
-        "    if place != (event.producer_id, event.sequence):\n        return None\n",
+        "    if sequence != (event.producer_id, event.sequence):\n        return None\n",
         "",
         [COURSE],
     ),
