@@ -302,7 +302,7 @@ class Member:
             if self.connection != connection or self.course is not course:
                 return
             if isinstance(request, WRITES):
-                self.coordinator.on_write_answered(asked_at)
+                self.coordinator.on_write_response(asked_at)
             self.proceed(course, answer)
 
         self.world.time.after(self.world.delay(), arrives)

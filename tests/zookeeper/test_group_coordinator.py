@@ -76,7 +76,7 @@ class One:
                 if breaks_at is not None and isinstance(request, breaks_at):
                     course.throw(ConnectionLost())
                 if isinstance(request, CreateNode | SetNode | DeleteNode):
-                    self.coordinator.on_write_answered(now)
+                    self.coordinator.on_write_response(now)
         except StopIteration:
             return True
         except ConnectionLost:
@@ -123,7 +123,7 @@ def test_a_cut_stops_handing_out_at_once_and_the_next_answer_goes_on() -> None:
     one.run(1000.0)
     one.coordinator.on_disconnected()
     assert one.coordinator.assignment().until == NEVER and one.coordinator.next_due() == float("inf")
-    one.coordinator.on_write_answered(1000.5)  # an answer that was on its way proves nothing any more
+    one.coordinator.on_write_response(1000.5)  # an answer that was on its way proves nothing any more
     assert one.coordinator.assignment().until == NEVER
     one.coordinator.on_connected(7)
     one.run(1001.0)

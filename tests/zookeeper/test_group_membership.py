@@ -219,7 +219,7 @@ def test_a_machine_that_slept_is_sure_of_nothing(monkeypatch: pytest.MonkeyPatch
     )
     assert not member.may_deliver()
     member._state_machine.on_connected(7)
-    member._state_machine.on_write_answered(100.0)
+    member._state_machine.on_write_response(100.0)
     assert member.may_deliver()
     now[0] = 105.0
     assert not member.may_deliver()

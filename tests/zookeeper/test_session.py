@@ -151,7 +151,7 @@ class Asker:
         self.reported.append("look")
         self.is_due = True
 
-    def on_write_answered(self, asked_at: float) -> None:
+    def on_write_response(self, asked_at: float) -> None:
         self.reported.append("heard")
 
     def next_due(self) -> float:

@@ -214,7 +214,7 @@ def has_own_deadline(client: SimulatedClient, targets: Iterable[Future]) -> bool
     """Return whether a wait for `targets` ends at some time, although the caller gave no timeout.
 
     Requests, and messages that a producer sends, have deadlines at which they fail. Only a consumer that waits for new
-    messages may wait forever.
+    messages may wait without end.
     """
     if any(getattr(target, "deadline", NEVER) != NEVER for target in targets):
         return True

@@ -15,7 +15,7 @@ from tfmq.protocol.frames import check_size
 from tfmq.server.session import Session
 
 LENGTH_BYTES: Final = 4  # size of the field with the frame's length, at the beginning of a frame
-INVALID_START_BYTES: Final = 16  # from so many bytes of an invalid frame, the session guesses the peer's protocol
+INVALID_START_BYTES: Final = 16  # bytes of an invalid frame from which the session guesses the peer's protocol
 
 
 class Wire:

@@ -32,7 +32,7 @@ def require_kazoo() -> None:
 
 
 def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any) -> KazooClient:
-    """Return a client that, once started, tries to connect forever. Raises NotSupported if kazoo is not installed."""
+    """Return a client that, once started, never stops connecting. Raises NotSupported if kazoo is not installed."""
     require_kazoo()
     from kazoo.client import KazooClient
 
@@ -127,7 +127,7 @@ def error_text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-# Throttling of the log of kazoo, which reconnects forever
+# Throttling of the log of kazoo, which repeats its attempts to connect until the client is stopped
 
 REPEAT_SECONDS: Final = 60.0  # after which the same message is logged again
 REMEMBERED_MESSAGES_MAX: Final = 100  # above it, all are forgotten
@@ -139,7 +139,7 @@ NO_ZOOKEEPER: Final = "Exception raised during deserialization of request"
 
 class ThrottledLogFilter(logging.Filter):
     """Log filter: passes warnings and errors of kazoo, each text at most once a minute, without tracebacks. Without
-    this filter the log would grow, because kazoo reconnects forever and logs each attempt."""
+    this filter the log would grow without limit, because kazoo repeats and logs its attempts to connect."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ from tfmq.zookeeper.session import (
 
 CLOSE_SECONDS: Final = 10.0
 UNREACHABLE_SECONDS: Final = 3.0
-"""After this time without a certainly valid session, users are told that ZooKeeper does not answer."""
+"""If the session was not proved valid for this time, `idle_reason` reports that ZooKeeper does not respond."""
 
 
 def boot_time() -> float:
@@ -137,7 +137,7 @@ class GroupMembership:
 log = logging.getLogger("tfmq.consumer")
 
 DELIVERY_FRACTION: Final = 0.5
-"""The member delivers messages for this part of the session timeout after the last write that ZooKeeper has answered.
+"""The member delivers messages for this part of the session timeout after it sent the last write with a response.
 ZooKeeper ends a session after the whole timeout or later. The rest is a reserve for servers of the ensemble that lag.
 """
 WRITES_PER_TIMEOUT: Final = 6
@@ -167,7 +167,7 @@ class MembershipStateMachine(SessionStateMachine):
     range, and acquires those inside. The owner of a partition is the member that has created the partition's owner
     node. A node can be created only after that of the previous owner is deleted, so there are never two owners. The
     owner node is ephemeral: it ends with the session. The member stops delivering before its session can expire: when
-    half of the session timeout has passed since the last write that was answered, or when the connection is lost. The
+    half of the session timeout has passed since the last write with a response, or when the connection is lost. The
     creation id of the owner node, which only increases, is the generation. With it offset storages reject commits of
     former owners.
 
@@ -220,7 +220,7 @@ class MembershipStateMachine(SessionStateMachine):
                 self._revoked.discard(name)
                 self.request_round()
 
-    def on_write_answered(self, asked_at: float) -> None:
+    def on_write_response(self, asked_at: float) -> None:
         if self.is_connected:
             self._until = max(self._until, asked_at + self.session_seconds * DELIVERY_FRACTION)
             self._prove_at = max(self._prove_at, asked_at + self.session_seconds / WRITES_PER_TIMEOUT)
@@ -242,7 +242,7 @@ class MembershipStateMachine(SessionStateMachine):
         return self.prove_session() if self._registered and self._prove_at <= now else self.check_all(now)
 
     def prove_session(self) -> RequestSteps:
-        """Write the member's node; the answer proves that the session is valid. If there is no node, register again."""
+        """Write the member's node; the response proves the session. If there is no node, register again."""
         if not (yield SetNode(self._member_path(), self._topic_list())):
             self._registered = b""
             self.request_round()

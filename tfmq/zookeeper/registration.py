@@ -25,7 +25,7 @@ log = logging.getLogger("tfmq.server")
 
 SESSION_SECONDS: Final = 30.0
 """Session timeout. A broker that restarts, or is disconnected, for less than this stays registered."""
-UNREACHABLE_SECONDS: Final = 3.0  # before it is logged that ZooKeeper does not answer
+UNREACHABLE_SECONDS: Final = 3.0  # before it is logged that ZooKeeper does not respond
 CLOSE_SECONDS: Final = 2.0
 """How long a stop waits for ZooKeeper. Without a response by then, the session expires by itself."""
 

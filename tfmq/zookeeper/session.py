@@ -69,7 +69,7 @@ class DeleteNode(NamedTuple):
 
 Request = GetChildren | GetNode | GetNodes | CreateNode | SetNode | DeleteNode
 WRITES = (CreateNode, SetNode, DeleteNode)
-"""Requests that the leader of the ensemble answers. Only such answers prove that the session is valid."""
+"""Requests to which the leader of the ensemble responds. Only its responses prove that the session is valid."""
 
 
 class ConnectionLost(Exception):
@@ -187,7 +187,7 @@ class SessionStateMachine(ABC):
         self.on_disconnected()
         self.session = 0
 
-    def on_write_answered(self, asked_at: float) -> None:  # noqa: B027 - only a membership needs it
+    def on_write_response(self, asked_at: float) -> None:  # noqa: B027 - only a membership needs it
         """Handle the response to a write that was sent at `asked_at`. A response proves that the session is valid."""
 
     def request_round(self) -> None:
@@ -345,7 +345,7 @@ class SessionThread:
                     if self.is_closed or self._state_machine.session != session:
                         steps.throw(ConnectionLost())
                     if isinstance(request, WRITES):
-                        self._state_machine.on_write_answered(asked_at)
+                        self._state_machine.on_write_response(asked_at)
                     request = steps.send(response)
                 asked_at = self._clock()
                 response = self._send_step(client, steps, request)
