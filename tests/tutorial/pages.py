@@ -125,7 +125,8 @@ class Page:
         path = self.folder / head[2]
         path.parent.mkdir(exist_ok=True)
         with path.open("a" if head[1] else "w") as file:
-            file.write(text[head.end() :])
+            # A reader copies the whole block. So the lines of a program have the numbers that its tracebacks name.
+            file.write(text if path.suffix == ".py" else text[head.end() :])
         return True
 
     def _type(self, shell: Shell, typed: Typed) -> None:
