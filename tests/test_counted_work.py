@@ -14,6 +14,8 @@ import pytest
 from tools.bench import counted_work
 
 COUNT = 25
+ATTEMPTS = 3
+"""Other load of the machine only adds work: timers and heartbeats of longer waits. A real excess is found each time."""
 SLACK = {"calls": 1.03, "system calls": 1.2, "allocations": 1.1, "bytes": 1.1}
 SLACK_OF_WAITING = {"calls": 1.25, "system calls": 2.0, "allocations": 1.25, "bytes": 1.25}
 SLACK_OF_IDLE = 2.0
@@ -32,16 +34,25 @@ def test_no_operation_costs_more_than_recorded(kind: str) -> None:
     if kind == "system calls" and not shutil.which("strace"):
         pytest.skip("strace is not installed")
     recorded = counted_work.read_recorded()
-    found = counted_work.measure(kind, COUNT)
-    assert found.keys() == recorded.keys()
-    more = [
-        f"{name}: {sides[side]:.1f} {work} in the {side}, {recorded[name][work][side]:.1f} are recorded"
-        for name, kinds in found.items()
-        for work, sides in kinds.items()
-        for side in counted_work.SIDES
-        if sides[side] > allowed(name, work, recorded[name][work][side])
+    more: dict[tuple[str, str, str], float] = {}
+    for attempt in range(ATTEMPTS):
+        found = counted_work.measure(kind, COUNT)
+        assert found.keys() == recorded.keys()
+        above = {
+            (name, work, side): count
+            for name, kinds in found.items()
+            for work, sides in kinds.items()
+            for side, count in sides.items()
+            if count > allowed(name, work, recorded[name][work][side])
+        }
+        more = above if attempt == 0 else {key: count for key, count in above.items() if key in more}
+        if not more:
+            break
+    texts = [
+        f"{name}: {count:.1f} {work} in the {side}, {recorded[name][work][side]:.1f} are recorded"
+        for (name, work, side), count in more.items()
     ]
-    assert not more, f"{more}. Where it is meant: python -m tools.bench.counted_work --record"
+    assert not texts, f"{texts}. Where it is meant: python -m tools.bench.counted_work --record"
 
 
 def allowed(name: str, work: str, recorded: float) -> float:
