@@ -11,8 +11,8 @@ import tfmq
 from tests.client.fake_broker import HOLD, LOSE, FakeBroker, listening
 from tests.scale import scaled
 from tests.transaction_stories import commit_by_leaving, drive_through_both_phases, send_in_transactions_and_plainly
-from tfmq import aio, aio_transactions, transactions
-from tfmq.aio_transactions import checked_in
+from tfmq import aio, transactions
+from tfmq.aio import checked_in
 from tfmq.client.transaction.check_back import InDoubt
 from tfmq.errors import TransactionRolledBack, TransactionState
 from tfmq.protocol.commands import Produce, Transact
@@ -233,7 +233,7 @@ def test_closing_logs_what_it_rolled_back() -> None:
 
 def test_both_api_variants_have_the_same_names_parameters_and_docs() -> None:
     ours = {name: each for name, each in vars(transactions.XAResource).items() if not name.startswith("_")}
-    theirs = {name: each for name, each in vars(aio_transactions.XAResource).items() if not name.startswith("_")}
+    theirs = {name: each for name, each in vars(aio.XAResource).items() if not name.startswith("_")}
     assert ours.keys() == theirs.keys()
     for name, member in ours.items():
         mine, other = inspect.signature(member), inspect.signature(theirs[name])

@@ -16,7 +16,7 @@ import tfmq
 from tests.client.drivers.test_fork import in_child
 from tests.client.fake_broker import HOLD, LOSE, FakeBroker, listening
 from tests.scale import scaled
-from tfmq.aio_transactions import Transaction as AsyncTransaction
+from tfmq.aio import Transaction as AsyncTransaction
 from tfmq.errors import Abandoned, NotAllowed, TransactionCommitted, TransactionRolledBack, TransactionState
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Produce, Transact

@@ -19,7 +19,7 @@ from tfmq.client.transaction.check_back import InDoubt
 from tfmq.errors import TransactionRolledBack, TransactionState
 from tfmq.protocol.commands import Transact
 from tfmq.testing.broker import SimulatedBroker
-from tfmq.twisted_transactions import checked_in
+from tfmq.twisted import checked_in
 
 Story = Callable[[twisted.Producer, FakeBroker, Any], Coroutine[Any, Any, Any]]
 

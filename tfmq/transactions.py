@@ -1,4 +1,4 @@
-"""The blocking transaction and XA resource. The asyncio variants are in `tfmq.aio_transactions`."""
+"""The blocking transaction and XA resource. The asyncio variants are in `tfmq.aio`."""
 
 from __future__ import annotations
 

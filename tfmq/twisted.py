@@ -13,30 +13,36 @@ Errors about invalid arguments are reported by the Deferred too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from inspect import iscoroutinefunction, isgeneratorfunction, unwrap
+from typing import Any, NoReturn
+
+from twisted.internet.threads import blockingCallFromThread
 
 import tfmq.admin
 import tfmq.aio
 import tfmq.producer
+import tfmq.transactions
 from tfmq.client.admin.admin import AdminCore
 from tfmq.client.api_variants import awaitable, copy_docs_from, shared
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.client.connection.factory import make_client_parts
+from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
 from tfmq.client.producer import delivery
 from tfmq.client.producer.core import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, TIMEOUT_SECONDS, ProducerCore
 from tfmq.client.producer.delivery import AsyncDeliveryOwner
+from tfmq.client.producer.xa import XaBranches, check_xa_producer, notify_committed
 from tfmq.client.send.batch import Delivery
 from tfmq.client.send.delivery_time import Delay, Moment
 from tfmq.client.send.partitioner import PartitionSelector
-from tfmq.client.transaction.check_back import Check
+from tfmq.client.transaction.check_back import Check, InDoubt
+from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
 from tfmq.codecs import Codec
 from tfmq.errors import Busy
 from tfmq.hooks import Hook
+from tfmq.transactions import ProducerLike
+from tfmq.transactions import XAResource as BlockingXAResource
 from tfmq.twisted_consumer import Consumer as Consumer
-from tfmq.twisted_transactions import Transaction as Transaction
-from tfmq.twisted_transactions import XAResource as XAResource
-from tfmq.twisted_transactions import checked_in
 
 
 @copy_docs_from(tfmq.producer.Producer)
@@ -148,6 +154,80 @@ class Producer:
 
     async def __aenter__(self) -> Producer:
         return self
+
+
+@copy_docs_from(tfmq.transactions.Transaction)
+class Transaction(TransactionHandle):
+    """`tfmq.transactions.Transaction` for Twisted: methods return Deferreds.
+
+    Coroutines may use `async with`. If the Deferred of such a coroutine is cancelled inside the block, the
+    transaction is rolled back.
+    """
+
+    def __init__(self, core: TransactionCore) -> None:
+        self._core = core
+        self._producer = core.producer
+        self._driver: DeferredDriver = core.producer.driver
+
+    send = deferred(
+        tfmq.aio.Transaction.send,
+        """In Twisted: the Deferred's result is the handle, which a coroutine may await after the commit.""",
+    )
+    send_many = deferred(tfmq.aio.Transaction.send_many)
+    prepare = deferred(tfmq.aio.Transaction.prepare)
+    commit = deferred(tfmq.aio.Transaction.commit)
+    rollback = deferred(tfmq.aio.Transaction.rollback)
+
+    def commit_offsets(self, consumer: Consumer[Any]) -> None:
+        self._driver.check_caller()
+        self._core.add_offsets(transaction_positions(consumer))
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "A transaction of tfmq.twisted is awaited: write `async with producer.transaction() as tx:`, not `with`; or"
+            " begin(), then commit() and rollback() in callbacks."
+        )
+
+    __exit__ = shared(tfmq.aio.Transaction.__exit__)
+    __aexit__ = shared(tfmq.aio.Transaction.__aexit__)
+
+    async def __aenter__(self) -> Transaction:
+        self._driver.check_caller()
+        self._core.enter()
+        return self
+
+
+def checked_in(driver: DeferredDriver, function: Any) -> Check:
+    """Return `function` as a check-back function that any thread may call.
+
+    A coroutine function, or one made by `inlineCallbacks`, runs in the reactor.
+    """
+    if not iscoroutinefunction(function) and not isgeneratorfunction(unwrap(function)):
+        check: Check = function
+        return check
+
+    def ask(transaction: InDoubt) -> Any:
+        return blockingCallFromThread(driver.reactor, function, transaction)
+
+    return ask
+
+
+@copy_docs_from(BlockingXAResource)
+class XAResource:
+    """`tfmq.XAResource` for Twisted: methods return Deferreds."""
+
+    def __init__(self, producer: ProducerLike[DeferredDriver]) -> None:
+        check_xa_producer(producer, DeferredDriver, "tfmq.twisted")
+        self._driver = producer._driver
+        self._core = XaBranches(producer._core.transactions)
+
+    start = deferred(awaitable(XaBranches.start, Transaction))
+    prepare = deferred(awaitable(XaBranches.prepare))
+    commit = deferred(awaitable(XaBranches.commit, notify_committed))
+    rollback = deferred(awaitable(XaBranches.rollback))
+    recover = deferred(awaitable(XaBranches.recover))
+    forget = deferred(awaitable(XaBranches.forget))
+    end = shared(tfmq.aio.XAResource.end)
 
 
 @copy_docs_from(tfmq.admin.Admin)
