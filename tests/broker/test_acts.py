@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.broker.helpers import Broker, Session, after, handles
-from tfmq.broker.acts import LOGGED_COMMANDS
+from tfmq.broker.request_handler import LOGGED_COMMANDS
 from tfmq.protocol import commands
 from tfmq.protocol.commands import COMMANDS, Command
 

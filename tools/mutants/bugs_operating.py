@@ -106,7 +106,7 @@ OPERATING: Final = (
     Mutant(
         "act-without-a-name",
         "the log names the client of an administrative request",
-        "tfmq/broker/acts.py",
+        "tfmq/broker/request_handler.py",
         (
             '        log.info("%s, asked by %s: %s", self._command.describe_request(self._request), self._ses'
             "sion.identity, result)\n"
@@ -144,7 +144,7 @@ OPERATING: Final = (
     Mutant(
         "peer-writes-lines-of-the-log",
         "data from a peer cannot forge a line of the log",
-        "tfmq/broker/acts.py",
+        "tfmq/broker/request_handler.py",
         'character if character.isprintable() else "?" for character',
         "character for character",
         [ACTS],
