@@ -11,7 +11,7 @@ OFFSETS: Final = "tests/broker/groups/test_offset_commands.py"
 ROLL: Final = "tests/broker/groups/test_coordinator.py"
 WAITS: Final = "tests/broker/groups/test_heartbeats.py"
 WATCH: Final = "tests/broker/groups/test_session_timeout.py"
-MEMBER: Final = "tests/broker/groups/test_group.py"
+MEMBER: Final = "tests/broker/groups/test_members.py"
 STRATEGIES: Final = "tests/broker/groups/test_assignors.py"
 DESCRIPTIONS: Final = "tests/broker/groups/test_group.py"
 
@@ -20,7 +20,7 @@ _OFFSETS = "tfmq/broker/groups/offset_commands.py"
 _ROLL = "tfmq/broker/groups/coordinator.py"
 _WAITS = "tfmq/broker/groups/coordinator.py"
 _WATCH = "tfmq/broker/groups/coordinator.py"
-_MEMBER = "tfmq/broker/groups/group.py"
+_MEMBER = "tfmq/broker/groups/members.py"
 _STRATEGIES = "tfmq/broker/groups/assignors.py"
 
 ALIVE: Final = (

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 import pytest
 
 from tests.broker.group_member import Seat, seats
-from tests.broker.helpers import Answer, Broker, Session
+from tests.broker.helpers import Answer, Broker
 from tfmq.broker.catalog_state import GROUP_OWNERS, OWNERS_EXPIRED, CatalogState, Key, PartitionOwner
-from tfmq.broker.groups.group import Group, GroupSubscription, Member, OwnerChanges, ParkedHeartbeat
+from tfmq.broker.groups.group import Group, OwnerChanges
+from tfmq.broker.groups.members import GroupSubscription, Member, ParkedHeartbeat
 from tfmq.protocol.commands import DescribeGroup, ListGroups
 
 NOBODY = object()
@@ -389,48 +390,3 @@ def test_long_lists_are_shown_in_part(broker: Broker) -> None:
     seat = Seat(broker, "ada", topics=" ".join(f"t{n}" for n in range(500)))
     seat.join()
     assert 0 < len(described(broker)["ada"]["topics"]) < 100  # type: ignore[arg-type]
-
-
-# A member: how long it has, which number it goes by, what its wishes weigh.
-
-
-def member(**fields: float) -> Member:
-    made = Member("ada", 5, 30_000, 100.0)
-    for name, value in fields.items():
-        setattr(made, name, value)
-    return made
-
-
-def test_a_member_has_its_session_time_from_when_it_was_last_heard_of() -> None:
-    ada = member()
-    assert ada.expires_at() == 130.0
-    ada.connected(Session(), 110.0)
-    assert ada.expires_at() == 140.0
-
-
-def test_without_its_connection_it_has_a_tenth_of_that_and_never_more_than_before() -> None:
-    ada = member()
-    ada.connected(Session(), 110.0)
-    ada.disconnected(112.0)
-    assert ada.session is None and ada.expires_at() == pytest.approx(115.0)
-    ada.connected(Session(), 120.0)
-    ada.disconnected(149.0)
-    assert ada.expires_at() == 150.0
-    ada.connected(Session(), 149.5)
-    assert ada.expires_at() == 179.5
-
-
-def test_it_goes_by_its_join_or_its_last_grant() -> None:
-    ada = member()
-    assert ada.generation == 5
-    ada.owned = {(16, 0): 9, (16, 1): 7}
-    assert ada.generation == 9
-
-
-def test_wishes_are_compared_as_sets_and_weigh_what_they_name() -> None:
-    wishes = subscription(["b", "a"], "sticky", [("a", 0)])
-    assert wishes == subscription(["a", "b", "a"], "sticky", {("a", 0)}) and hash(wishes) == hash(wishes)
-    assert wishes.name_count == 4 and subscription([], "range", None).name_count == 1
-    for other in (subscription(["a"], "sticky", [("a", 0)]), subscription(["a", "b"], "range", [("a", 0)])):
-        assert wishes != other
-    assert wishes != subscription(["a", "b"], "sticky", None)

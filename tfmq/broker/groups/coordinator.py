@@ -10,17 +10,8 @@ from typing import Any, Final
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.catalog_state import GROUP_OWNERS, OWNERS_EXPIRED, GroupState, Key
 from tfmq.broker.groups.assignors import strategy_of
-from tfmq.broker.groups.group import (
-    MEMBERS_SHOWN,
-    Group,
-    GroupSubscription,
-    Member,
-    OwnerChanges,
-    ParkedHeartbeat,
-    describe_member,
-    idle_reason,
-    summary,
-)
+from tfmq.broker.groups.group import MEMBERS_SHOWN, Group, OwnerChanges, describe_member, idle_reason, summary
+from tfmq.broker.groups.members import HEARTBEATS_PER_TIMEOUT, LATE_FRACTION, GroupSubscription, Member, ParkedHeartbeat
 from tfmq.broker.groups.offsets import GroupOffsetStore
 from tfmq.broker.reply import STOPPING, Reply, Session, client_error
 from tfmq.broker.runtime import Runtime
@@ -30,11 +21,6 @@ from tfmq.protocol.commands import DescribeGroup, Heartbeat, JoinGroup, LeaveGro
 
 log = logging.getLogger("tfmq.broker")
 
-HEARTBEATS_PER_TIMEOUT: Final = 3
-"""The reply to a heartbeat waits for at most the session timeout divided by this, so that two heartbeats may be lost
-before the member expires."""
-LATE_FRACTION: Final = 0.1
-"""If a member's timeout check is late by more than this part of the timeout, the broker was suspended or overloaded."""
 RETRY_SECONDS: Final = 1.0
 """Time until a group's assignment is planned anew if its catalog entry was not written, for example on a full disk."""
 

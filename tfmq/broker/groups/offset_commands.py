@@ -5,7 +5,8 @@ from functools import partial
 
 from tfmq.broker.catalog_state import GENERATION, GROUP_GONE
 from tfmq.broker.groups.coordinator import GroupCoordinator, fenced_error
-from tfmq.broker.groups.group import Group, client_identity, is_live
+from tfmq.broker.groups.group import Group
+from tfmq.broker.groups.members import client_identity, is_live
 from tfmq.broker.groups.offsets import GroupOffsetStore, OffsetRow
 from tfmq.broker.reply import Reply, Session, reply_when_done
 from tfmq.broker.timers import Timers
