@@ -10,8 +10,7 @@ from journal.testing import Moment, crash_states
 from tests.broker.helpers import Broker
 from tests.scale import SEED, scaled
 from tfmq.apply_target import GroupPositions
-from tfmq.broker.catalog_state import CommittedOffset
-from tfmq.broker.groups.offsets import OffsetLocks, lag
+from tfmq.broker.groups.offsets import OffsetLocks
 from tfmq.protocol.commands import CommitOffsets, GroupOffset, PartitionName, ReadOffsets
 
 
@@ -85,16 +84,6 @@ def test_only_the_partitions_that_are_named_are_read(broker: Broker) -> None:
     rows = broker.ask(ReadOffsets("billing", [PartitionName("bills", 0)])).offsets
     assert [row[:1] + row[3:4] for row in rows] == [("bills", 2)]
     assert broker.ask(ReadOffsets("unknown", None)).offsets == []
-
-
-def test_lag_is_counted_in_messages(broker: Broker) -> None:
-    producer = broker.lease()
-    answer = broker.produce(producer, 0, [b"x"] * 10)
-    partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
-    first = answer.positions[0][1]
-    assert lag(partition, CommittedOffset(first + 3 * 21, 0, 1, 1)) == 7
-    assert lag(partition, CommittedOffset(broker.log().end_offset, 0, 1, 1)) == 0
-    assert lag(partition, CommittedOffset(10**9, 0, 1, 1)) == -1
 
 
 def test_acknowledged_offsets_survive_every_power_cut() -> None:

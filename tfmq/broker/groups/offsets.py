@@ -7,29 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any, Final
 
-from journal.errors import JournalError
 from tfmq.apply_target import OFFSETS_KEY, AppendResult, CommitOffsets, GroupPositions
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.catalog_state import OFFSETS, TX_OFFSETS, CommittedOffset, GroupState, Key
-from tfmq.broker.log_offsets import ordinal_of
-from tfmq.broker.partition import Partition, Waiter
+from tfmq.broker.groups.lag import MeasuredOffset, offsets_with_lag
+from tfmq.broker.partition import Waiter
 from tfmq.broker.reply import Reply, Run, client_error, reply_when_done
 from tfmq.broker.topics import Topics
 from tfmq.errors import UNKNOWN, Busy, NotAllowed, StorageStopped
-from tfmq.protocol.commands import ORDINAL_UNKNOWN, GroupOffset, PartitionName, ReadOffsets
+from tfmq.protocol.commands import GroupOffset, PartitionName, ReadOffsets
 
 ANY_INCARNATION = 0
 
 OffsetRow = tuple[int, int, int, int, int]
 """(incarnation, partition, offset, index, log epoch)."""
-
-MeasuredOffset = tuple[str, int, str, CommittedOffset | None, Partition | None]
-"""Topic, partition, owner ("" for none), committed offset (None: none), open partition (None: not open)."""
-
-_NO_OFFSET = CommittedOffset(-1, 0, -1, 0)
 
 
 class GroupOffsetStore:
@@ -145,37 +138,7 @@ class GroupOffsetStore:
                 rows.append((name, key[1], member_of(key), None, self._topics.find_partition(*key)))
 
         done = reply_when_done(reply, lambda offsets: ({**description, "offsets": offsets},))
-        self._run(partial(_with_lag, rows), done)
-
-
-def _with_lag(rows: list[MeasuredOffset]) -> list[dict[str, Any]]:
-    """Return the offsets with their lag. Runs in a worker, because an ordinal may be read from the disk."""
-    return [
-        {
-            "topic": name,
-            "partition": number,
-            "member": member,
-            **(_NO_OFFSET if place is None else place)._asdict(),
-            "end_offset": partition.log.end_offset if partition is not None else -1,
-            "lag": lag(partition, place) if partition is not None else -1,
-        }
-        for name, number, member, place, partition in sorted(rows, key=itemgetter(0, 1))
-    ]
-
-
-def lag(partition: Partition, place: CommittedOffset | None) -> int:
-    """Return the number of messages from `place` (None: from the start) to the end of the log; -1 if unknown.
-
-    If the messages at `place` were deleted, all remaining messages count.
-    """
-    log = partition.log
-    if place is None or place.offset < log.first_offset:
-        return log.end_ordinal - log.first_ordinal
-    try:
-        ordinal = ordinal_of(log, place.offset)
-    except (JournalError, OSError):
-        return -1
-    return -1 if ordinal == ORDINAL_UNKNOWN else log.end_ordinal - ordinal
+        self._run(partial(offsets_with_lag, rows), done)
 
 
 OFFSETS_PER_CHANGE_MAX: Final = 10_000
