@@ -27,7 +27,7 @@ from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.producer import delivery
+from tfmq.client.producer import interpreter_exit
 from tfmq.client.producer.core import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, TIMEOUT_SECONDS, ProducerCore
 from tfmq.client.producer.delivery import AsyncDeliveryOwner
 from tfmq.client.producer.xa import XaBranches, check_xa_producer, notify_committed
@@ -65,7 +65,7 @@ class Producer:
     ) -> None:
         self._core = ProducerCore(AsyncDeliveryOwner, AsyncDriver, locals())
         self._driver: AsyncDriver = self._core.driver
-        delivery.open_producers.add(self._core.owner)
+        interpreter_exit.open_producers.add(self._core.owner)
 
     async def send(
         self,
@@ -133,7 +133,7 @@ class Producer:
     async def close(self, timeout: float | None = None) -> None:
         self._driver.check_caller()
         seconds = self._core.options.timeout if timeout is None else timeout
-        delivery.open_producers.discard(self._core.owner)
+        interpreter_exit.open_producers.discard(self._core.owner)
         try:
             await self._driver.run(self._core.close(seconds))
         finally:

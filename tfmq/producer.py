@@ -9,7 +9,7 @@ from typing import Any
 from tfmq.client.api_variants import blocking, name_methods
 from tfmq.client.connection.addresses import describe_client
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.producer import delivery
+from tfmq.client.producer import interpreter_exit
 from tfmq.client.producer.core import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, TIMEOUT_SECONDS, ProducerCore
 from tfmq.client.producer.delivery import BlockingDeliveryOwner
 from tfmq.client.send.batch import Deliveries, Delivery
@@ -70,7 +70,7 @@ class Producer:
     ) -> None:
         self._core = ProducerCore(BlockingDeliveryOwner, BlockingDriver, locals())
         self._driver: BlockingDriver = self._core.driver
-        delivery.open_producers.add(self._core.owner)
+        interpreter_exit.open_producers.add(self._core.owner)
 
     def send(
         self,
@@ -165,7 +165,7 @@ class Producer:
         failed and their results were not read. A second call does nothing.
         """
         seconds = self._core.options.timeout if timeout is None else timeout
-        delivery.open_producers.discard(self._core.owner)
+        interpreter_exit.open_producers.discard(self._core.owner)
         self._core.owner.close(seconds)
 
     def stats(self) -> dict[str, Any]:

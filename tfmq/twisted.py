@@ -28,7 +28,7 @@ from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.producer import delivery
+from tfmq.client.producer import interpreter_exit
 from tfmq.client.producer.core import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, TIMEOUT_SECONDS, ProducerCore
 from tfmq.client.producer.delivery import AsyncDeliveryOwner
 from tfmq.client.producer.xa import XaBranches, check_xa_producer, notify_committed
@@ -71,7 +71,7 @@ class Producer:
         self._core = ProducerCore(AsyncDeliveryOwner, DeferredDriver, locals())
         self._driver: DeferredDriver = self._core.driver
         self._driver.reactor = reactor
-        delivery.open_producers.add(self._core.owner)
+        interpreter_exit.open_producers.add(self._core.owner)
 
     send = deferred(
         tfmq.aio.Producer.send,

@@ -14,7 +14,7 @@ import pytest
 
 import tfmq
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.producer import delivery
+from tfmq.client.producer import interpreter_exit
 from tfmq.errors import StorageStopped
 from tfmq.message import Message
 from tfmq.testing.broker import SimulatedBroker, partition_messages, sent_messages
@@ -393,13 +393,13 @@ def test_its_end_delivers_what_lingers_and_closes_everybody(caplog: pytest.LogCa
     with caplog.at_level(logging.ERROR):
         broker.close()
         broker.close()
-        delivery._close_all_at_exit()
+        interpreter_exit._close_all_at_exit()
     assert [delivery.result().durability for delivery in deliveries] == ["synced", "synced"]
-    assert producer._core.owner not in delivery.open_producers
+    assert producer._core.owner not in interpreter_exit.open_producers
     assert caplog.records == []
     with pytest.raises(tfmq.Closed):
         own.send("orders", "z").result()
-    delivery.open_producers.discard(own._core.owner)
+    interpreter_exit.open_producers.discard(own._core.owner)
 
 
 def test_after_its_end_its_address_is_free() -> None:

@@ -28,7 +28,7 @@ from tfmq.client.connection.factory import ClientParts, in_process_brokers
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.producer import delivery
+from tfmq.client.producer import interpreter_exit
 from tfmq.config import load
 from tfmq.consumer import Consumer
 from tfmq.errors import StorageStopped, TfmqError, TimedOut, UnknownTopic
@@ -241,7 +241,7 @@ class SimulatedBroker:
         finally:
             self._simulation.close_clients()
             for producer in self._producers:
-                delivery.open_producers.discard(producer._core.owner)
+                interpreter_exit.open_producers.discard(producer._core.owner)
             if self._state_folder is not None:
                 self._state_folder.cleanup()
 

@@ -9,7 +9,7 @@ import tfmq
 from tfmq.client.connection.addresses import BrokerAddress
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.factory import ClientParts, in_process_brokers, make_client_parts
-from tfmq.client.producer import delivery
+from tfmq.client.producer import interpreter_exit
 from tfmq.errors import BadRequest
 
 HERE = BrokerAddress("broker-in-a-test.invalid", 1)
@@ -91,4 +91,4 @@ def test_every_api_variant_comes_to_the_broker_in_the_process(house: House) -> N
         made = face(str(HERE), **options)
         assert len(house.asked) == before + 1
         if face.__name__ == "Producer":
-            delivery.open_producers.discard(made._core.owner)
+            interpreter_exit.open_producers.discard(made._core.owner)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import tfmq.aio
-from tfmq.client.producer import delivery
+from tfmq.client.producer import interpreter_exit
 from tfmq.errors import DeliveryFailed, MessageTooLarge, TfmqError, TimedOut
 from tfmq.testing import SimulatedBroker
 
@@ -28,7 +28,7 @@ class Unclosed:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "open_producers", set())
+    monkeypatch.setattr(interpreter_exit, "open_producers", set())
 
 
 def test_all_that_are_open_are_finished_in_bounded_time_and_losses_are_reported(
@@ -36,10 +36,10 @@ def test_all_that_are_open_are_finished_in_bounded_time_and_losses_are_reported(
 ) -> None:
     fine, lossy, broken, closed = Unclosed(), Unclosed(3), Unclosed(error=OSError("gone")), Unclosed()
     for each in (fine, lossy, broken, closed):
-        delivery.open_producers.add(each)
-    delivery.open_producers.discard(closed)
-    delivery._close_all_at_exit()
-    assert fine.seconds == pytest.approx(delivery.EXIT_SECONDS / 3)
+        interpreter_exit.open_producers.add(each)
+    interpreter_exit.open_producers.discard(closed)
+    interpreter_exit._close_all_at_exit()
+    assert fine.seconds == pytest.approx(interpreter_exit.EXIT_SECONDS / 3)
     assert closed.seconds == 0
     assert "3 messages were not delivered" in caplog.text
     assert "could not be flushed" in caplog.text
@@ -52,7 +52,7 @@ def broker() -> Iterator[SimulatedBroker]:
 
 
 def logged_at_exit(caplog: pytest.LogCaptureFixture) -> list[str]:
-    delivery._close_all_at_exit()
+    interpreter_exit._close_all_at_exit()
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
