@@ -1,8 +1,9 @@
-"""Memory limits of connections (receive buffers, unsent replies), and when a stalled connection is cut off."""
+"""Limits of connections: their number, their memory (receive buffers, unsent replies), and the end of stalled ones."""
 
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -285,3 +286,21 @@ class ConnectionLimits:
         """Close the connection with the most unsent bytes, because the total is above UNSENT_BYTES_ALL."""
         worst = max(self._to_flush + list(self._monitored), key=lambda connection: connection.unsent_bytes)
         worst.cut_off(f"{self.unsent_bytes} bytes wait for all peers, the most for this one")
+
+
+DESCRIPTORS_KEPT = 256
+"""Number of file descriptors that connections leave free for logs opened after the start, folders and threads. If the
+limit of open files is low, connections leave half of the descriptors that are free at the start."""
+
+
+def connections_max(wanted: int, open_files: int) -> int:
+    """Increase the soft limit of open files for `wanted` connections; return how many connections it then allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + open_files + DESCRIPTORS_KEPT
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    free = soft - open_files
+    return max(1, min(wanted, free - min(DESCRIPTORS_KEPT, free // 2)))

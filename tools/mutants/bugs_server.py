@@ -275,7 +275,7 @@ SERVER: Final = (
     Mutant(
         "a-fixed-reserve-of-descriptors",
         "with a low limit of open files connections are accepted nevertheless",
-        "tfmq/server/listener.py",
+        "tfmq/server/connection_limits.py",
         "free - min(DESCRIPTORS_KEPT, free // 2)",
         "free - DESCRIPTORS_KEPT",
         ["tests/server/test_listener.py::test_a_low_limit_of_open_files_leaves_half_of_them_to_connections"],
