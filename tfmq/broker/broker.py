@@ -24,11 +24,11 @@ from tfmq.broker.fetch import FetchHandler
 from tfmq.broker.groups.coordinator import GroupCoordinator
 from tfmq.broker.groups.offset_commands import OffsetCommands
 from tfmq.broker.groups.offsets import GroupOffsetStore, OffsetLocks, TransactionOffsetQueue
-from tfmq.broker.log_offsets import Retention
 from tfmq.broker.partition_dirs import PartitionDirs
 from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.producer_state import ProducerState
 from tfmq.broker.reply import Randomness, Reply, Run, Session, not_done_error, reply_when_done
+from tfmq.broker.retention import Retention
 from tfmq.broker.runtime import Runtime
 from tfmq.broker.schedule_commands import ScheduleCommands
 from tfmq.broker.topic_admin import TopicAdmin

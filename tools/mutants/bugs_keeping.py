@@ -170,7 +170,7 @@ READERS_AND_GROUPS: Final = (
         "journal/log/log.py",
         "            self._writer.roll_by_age(now_ms)\n",
         "            pass\n",
-        ["tests/broker/test_log_offsets.py"],
+        ["tests/broker/test_retention.py"],
     ),
     Mutant(
         "age-of-a-segment-counted-from-its-last-append",
@@ -178,7 +178,7 @@ READERS_AND_GROUPS: Final = (
         "journal/log/writer.py",
         "        oldest_ms = active.oldest_ms if seconds else None\n",
         "        oldest_ms = self._segment_set.append_time if seconds and active.size else None\n",
-        ["tests/broker/test_log_offsets.py"],
+        ["tests/broker/test_retention.py"],
     ),
     Mutant(
         "full-disk-floods-the-log",

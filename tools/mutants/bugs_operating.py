@@ -7,7 +7,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 ACTS: Final = "tests/broker/test_acts.py"
-RETENTION: Final = "tests/broker/test_log_offsets.py"
+RETENTION: Final = "tests/broker/test_retention.py"
 
 DELAYED: Final = "tests/broker/test_delayed_transactions.py"
 
