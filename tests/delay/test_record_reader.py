@@ -11,7 +11,7 @@ import pytest
 
 from tests.delay.rig import ORDERS, Handle, Rig
 from tests.scale import scaled, seeded
-from tfmq.delay import flow_control, record_reader
+from tfmq.delay import append_limits, record_reader
 from tfmq.delay.arrivals.log import Records
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT
 from tfmq.delay.record_reader import ReadAhead, RecordReader
@@ -264,7 +264,7 @@ def test_a_target_queue_fires_what_was_read_ahead_without_those_cancelled_meanwh
 ) -> None:
     """Read ahead in a worker, and a message cancelled at each moment before, meanwhile and after it."""
     monkeypatch.setattr(record_reader, "READ_AHEAD_ROWS_MIN", 10)
-    monkeypatch.setattr(flow_control, "TURN_ROWS_MAX", 7)
+    monkeypatch.setattr(append_limits, "TURN_ROWS_MAX", 7)
     generator, rig, reads = random.Random(seed), Rig(queued=True), list[int]()
     plain = rig.queue._target_queues.record_reader.read
 

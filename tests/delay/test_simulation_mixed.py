@@ -17,7 +17,7 @@ from tests.delay.test_simulation_queue import KEYS, Story
 from tests.scale import scaled
 from tests.transaction.targets import Targets
 from tfmq import apply_queue
-from tfmq.delay import dispatcher, flow_control, memory_window, record_reader, storage_scheduler, target_queue
+from tfmq.delay import append_limits, dispatcher, memory_window, record_reader, storage_scheduler, target_queue
 from tfmq.delay.arrivals import log
 from tfmq.delay.buckets import store
 
@@ -34,7 +34,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         (record_reader, "SLICE_BYTES_MAX", 300),
         (target_queue, "BLOCKED_ROWS_MAX", 15), (record_reader, "READ_AHEAD_ROWS_MIN", 3),
         (record_reader, "READ_AHEAD_BYTES", 900),
-        (apply_queue, "IN_FLIGHT_BYTES_MAX", 500), (flow_control, "TURN_ROWS_MAX", 7), (dispatcher, "POP_ROWS_MAX", 5),
+        (apply_queue, "IN_FLIGHT_BYTES_MAX", 500), (append_limits, "TURN_ROWS_MAX", 7), (dispatcher, "POP_ROWS_MAX", 5),
         (dispatcher, "FIREABLE_ROWS_MAX", 24), (storage_scheduler, "ADD_ROWS_MAX", 7), (log, "VERIFIED_BLOCKS_MAX", 3),
         (log, "VERIFIED_PER_CALL_MAX", 2),
     ):  # fmt: skip

@@ -11,7 +11,7 @@ from journal.errors import Full
 from journal.record.format import split_id
 from journal.testing import SimulatedDisk
 from tests.delay.rig import ARRIVALS, BILLS, ORDERS, START_MS, Answer, Rig
-from tfmq.delay import flow_control, memory_window, storage_scheduler, target_queue
+from tfmq.delay import append_limits, memory_window, storage_scheduler, target_queue
 from tfmq.delay.arrivals import log
 from tfmq.delay.memory_window import Step
 from tfmq.delay.requests import ListQuery
@@ -128,7 +128,7 @@ def test_after_a_downtime_all_comes_in_order(down: int, small_bounds: None) -> N
 
 def test_a_catch_up_leaves_every_turn_a_part(monkeypatch: pytest.MonkeyPatch, small_bounds: None) -> None:
     """What came in meanwhile is served between two turns of it."""
-    monkeypatch.setattr(flow_control, "TURN_ROWS_MAX", 100)
+    monkeypatch.setattr(append_limits, "TURN_ROWS_MAX", 100)
     rig = Rig()
     for burst in range(20):
         rig.send(payloads(200, str(burst)), 50)

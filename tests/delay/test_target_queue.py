@@ -13,7 +13,7 @@ from tests.delay.rig import BILLS, ORDERS, Rig
 from tfmq import apply_queue
 from tfmq.apply_queue import RETRY_SECONDS, RETRY_SECONDS_MAX
 from tfmq.apply_target import AppliedCallback, Effect
-from tfmq.delay import flow_control, target_queue
+from tfmq.delay import append_limits, target_queue
 from tfmq.delay import target_queue as lines
 from tfmq.delay.rows import RowQueue
 from tfmq.delay.target_queue import LATENESS_BUCKETS, LatenessHistogram
@@ -416,7 +416,7 @@ def test_no_more_than_the_limit_is_written_and_not_fsynced() -> None:
         most = max(most, unforced)
         rig.targets.force()
         rig.advance(0.02)
-    assert flow_control.SLICE_BYTES_MAX < most <= apply_queue.IN_FLIGHT_BYTES_MAX
+    assert append_limits.SLICE_BYTES_MAX < most <= apply_queue.IN_FLIGHT_BYTES_MAX
 
 
 def test_a_target_queue_without_anything_is_removed() -> None:

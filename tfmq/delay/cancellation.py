@@ -19,12 +19,12 @@ from journal.record.batch import Appended, Batch, split_blocks
 from journal.record.format import HEADER, split_id
 from tfmq.apply_queue import RETRY_SECONDS
 from tfmq.apply_target import RunInWorker
+from tfmq.delay.append_limits import SLICE_BYTES_MAX
 from tfmq.delay.arrivals.header import CHANGED_MESSAGES_MAX, TurnColumns, cancel_header, reschedule_header
 from tfmq.delay.arrivals.log import Records, header_batch
 from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.dispatcher import Dispatcher
 from tfmq.delay.due_time import DUE_MAX, RELATIVE, BrokerClock, effective_due_times, encode_words
-from tfmq.delay.flow_control import SLICE_BYTES_MAX
 from tfmq.delay.pending import CancelledRows
 from tfmq.delay.requests import CANCELLED, DELIVERED, PENDING, RESCHEDULED, UNKNOWN, ArrivalLog, RescheduleResult, Turn
 from tfmq.delay.rows import RowColumns

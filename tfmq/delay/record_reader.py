@@ -11,11 +11,11 @@ from journal.errors import BelowStart, BeyondEnd, Corrupt, NotARecord
 from journal.log.log import Log
 from journal.record.format import HEADER
 from tfmq.apply_target import RunInWorker
+from tfmq.delay.append_limits import SLICE_BYTES_MAX
 from tfmq.delay.arrivals.header import HEADER_ID
 from tfmq.delay.arrivals.log import ArrivalRecordReader, Records, VerifiedBlockCache
 from tfmq.delay.buckets.format import ARRIVAL_LOG_ID, BUCKET_ID_SHIFT, POSITION_MASK
 from tfmq.delay.buckets.store import BucketStore
-from tfmq.delay.flow_control import SLICE_BYTES_MAX
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import NO_ROWS, RowColumns, RowQueue
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from array import array
-from bisect import bisect_left
-from collections import defaultdict
+from bisect import bisect_left, bisect_right
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import compress
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from journal.errors import BelowStart
@@ -23,10 +24,10 @@ from journal.record.block_trailer import SOURCE_DELAY
 from journal.record.format import SEQUENCE_BITS
 from tfmq.apply_queue import ApplyQueue, ApplyQueues
 from tfmq.apply_target import Append, AppendResult, ApplyTarget, RunInWorker, Timers
+from tfmq.delay.append_limits import SLICE_BYTES_MAX, FlowControl
 from tfmq.delay.arrivals.log import Records
 from tfmq.delay.arrivals.state import CancelledMessages
 from tfmq.delay.due_time import BrokerClock
-from tfmq.delay.flow_control import SLICE_BYTES_MAX, FlowControl, NonDurableAppends, WrittenAppend
 from tfmq.delay.record_reader import ReadAhead, RecordReader
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import NO_ROWS, JoinedRecords, RowColumns, RowQueue, TargetIds, join_records
@@ -691,3 +692,86 @@ class LatenessHistogram:
         """Return the percentiles p50, p99 and p99.9, the maximum (ms), and the counts of all histogram buckets."""
         known: dict[str, Any] = {name: self.percentile_ms(fraction) for name, fraction in PERCENTILES.items()}
         return known | {"max_ms": self.max_ms, "count": self.total, "counts": list(self.counts)}
+
+
+# Appends that are not durable
+
+
+class WrittenAppend(NamedTuple):
+    """An append of `count` messages. `mark`: its result. `first`: its lowest due time. `last`: its highest turn."""
+
+    mark: AppendResult
+    first: int
+    last: Turn
+    count: int = 1  # type: ignore[assignment]
+
+
+class NonDurableAppends:
+    """Appends of a target queue that are not known to be durable, and callers that wait for them.
+
+    A message is reported as delivered only when its append is durable, because until then a power failure could undo
+    the append. `durable_through`: every message up to this turn is durable in the target, or will never be delivered
+    (for example, it was cancelled). None: no such turn is known.
+    """
+
+    def __init__(self, through: Turn | None) -> None:
+        self.durable_through = through
+        self.count = 0
+        """Number of messages that are written but not known to be durable."""
+        self._written: deque[WrittenAppend] = deque()
+        self._waiting: list[tuple[Turn, Callable[[], None]]] = []
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    @property
+    def first_due(self) -> int | None:
+        return self._written[0].first if self._written else None
+
+    @property
+    def last_append(self) -> WrittenAppend | None:
+        return self._written[-1] if self._written else None
+
+    def add(self, written: WrittenAppend) -> None:
+        self._written.append(written)
+        self.count += written.count
+
+    def is_durable(self, turn: Turn) -> bool:
+        """Return whether each message up to this turn is durable in the target or will never be delivered."""
+        return self.durable_through is not None and turn <= self.durable_through
+
+    def pop_durable(self, is_forced: Callable[[AppendResult], bool]) -> None:
+        """Remove the appends that are durable now, and call the waiters for their messages."""
+        moved = False
+        while self._written and is_forced(self._written[0].mark):
+            written = self._written.popleft()
+            self.durable_through = written.last
+            self.count -= written.count
+            moved = True
+        if moved:
+            count = bisect_right(self._waiting, self.durable_through, key=itemgetter(0))
+            ready, self._waiting = self._waiting[:count], self._waiting[count:]
+            for _, waiter in ready:
+                waiter()
+
+    def when_durable(self, turn: Turn, waiter: Callable[[], None]) -> None:
+        """Call `waiter()` when the turn is durable, or in `wake_all`. So the waiter must check the message's state."""
+        at = bisect_right(self._waiting, turn, key=itemgetter(0))
+        self._waiting.insert(at, (turn, waiter))
+
+    def reset_to(self, through: Turn | None) -> int:
+        """Forget all appends, because the target was resumed; return how many of their messages the target has lost.
+
+        `through`: the highest turn that the target still has; None: it has none.
+        """
+        lost = sum(each.count for each in self._written if through is None or through < each.last)
+        self._written.clear()
+        self.durable_through, self.count = through, 0
+        self.wake_all()
+        return lost
+
+    def wake_all(self) -> None:
+        """Call all waiters. Each waiter looks up the state of its message again, and may wait again."""
+        callbacks, self._waiting = self._waiting, []
+        for _, waiter in callbacks:
+            waiter()

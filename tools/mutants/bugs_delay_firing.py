@@ -130,7 +130,7 @@ DELAY_FIRING: Final = (
     Mutant(
         "a-catch-up-takes-the-whole-turn",
         "messages that became due in a downtime are delivered at a limited rate, beside other requests",
-        "tfmq/delay/flow_control.py",
+        "tfmq/delay/append_limits.py",
         "TURN_ROWS_MAX: Final = 1024\n",
         "TURN_ROWS_MAX: Final = 1 << 40\n",
         [CONTRACT],

@@ -200,7 +200,7 @@ _WAITING: Final = (
     Mutant(
         "what-a-failed-fsync-took-counts",
         "what a partition lost in a failed fsync is delivered after it is resumed",
-        "tfmq/delay/flow_control.py",
+        "tfmq/delay/target_queue.py",
         "        lost = sum(each.count for each in self._written if through is None or through < each.last)\n",
         "        lost = 0\n",
         [LINE, "tests/testing/test_delayed.py", DELAY],
@@ -308,7 +308,7 @@ _ORDER: Final = (
         [
             "tests/delay/test_target_queue.py",
             "tests/delay/test_target_queue.py",
-            "tests/delay/test_flow_control.py",
+            "tests/delay/test_non_durable_appends.py",
             DELAY,
         ],
     ),

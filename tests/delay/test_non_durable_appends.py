@@ -1,23 +1,10 @@
-"""How much is brought at once."""
+"""What is written and not known to be on the disk."""
 
 from __future__ import annotations
 
 from tfmq.apply_target import AppendResult
-from tfmq.delay.flow_control import TURN_BYTES_MAX, TURN_ROWS_MAX, FlowControl, NonDurableAppends, WrittenAppend
 from tfmq.delay.requests import Turn
-
-
-def test_a_turn_has_its_rows_and_bytes() -> None:
-    pacing = FlowControl()
-    pacing.count_written(TURN_ROWS_MAX - 5, 100)
-    assert pacing.rows_left == 5
-    pacing.count_written(1, TURN_BYTES_MAX)
-    assert pacing.rows_left == 0
-    pacing.start_turn()
-    assert pacing.rows_left == TURN_ROWS_MAX
-
-
-# What is written and not known to be on the disk.
+from tfmq.delay.target_queue import NonDurableAppends, WrittenAppend
 
 
 def written(number: int) -> WrittenAppend:
