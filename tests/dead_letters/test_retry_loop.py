@@ -15,7 +15,7 @@ from tfmq.client.operation import Operation, Wait
 from tfmq.client.worker.dead_letter_store import HandlerNotCalled
 from tfmq.client.worker.listeners import Reject, RetryLater
 from tfmq.dead_letters.model import DEAD, HANDLED, RETRYING, WAITING, Letter, Selection
-from tfmq.dead_letters.retry_loop import POLL_SECONDS, Retrying
+from tfmq.dead_letters.retry_loop import FIRST_MS, JITTER, MAX_MS, POLL_SECONDS, Retrying, retry_delay_ms
 from tfmq.dead_letters.store import LEASE_SECONDS, GroupDeadLetterStore
 from tfmq.errors import Closed, StoreFailed
 
@@ -240,3 +240,17 @@ def test_an_interrupt_leaves_the_message_to_its_lease(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         bench.pass_time(60)
     assert bench.states() == {1: RETRYING} and bench.loop.current is None
+
+
+# How long a message waits between its calls.
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    assert [retry_delay_ms(calls, 0) for calls in (1, 2, 3, 4)] == [FIRST_MS, 2 * FIRST_MS, 4 * FIRST_MS, 8 * FIRST_MS]
+    assert retry_delay_ms(50, 0) == retry_delay_ms(10**9, 0) == MAX_MS
+    assert retry_delay_ms(0, 0) == FIRST_MS
+
+
+def test_chance_only_adds_and_not_much() -> None:
+    assert retry_delay_ms(1, 1.0) == FIRST_MS * (1 + JITTER)
+    assert FIRST_MS < retry_delay_ms(1, 0.5) < retry_delay_ms(1, 1.0)

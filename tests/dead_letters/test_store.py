@@ -31,16 +31,12 @@ from tfmq.dead_letters.model import (
 )
 from tfmq.dead_letters.sql_store import Database
 from tfmq.dead_letters.store import (
-    FIRST_MS,
-    JITTER,
     LEASE_SECONDS,
-    MAX_MS,
     GroupDeadLetterStore,
     Step,
     StoreAddress,
     default_path,
     parse_address,
-    retry_delay_ms,
     time_after_ms,
 )
 from tfmq.errors import BadRequest
@@ -530,17 +526,3 @@ def test_what_was_only_counted_and_was_handled_is_no_dead_letter(stand: Stand) -
     found = stand.run(stand.letter_store.find(Selection(states=("handled",)), FIRST_PAGE, 9))
     assert {each.id for each in found} == {ids_of[1], ids_of[2]}
     assert stand.run(stand.letter_store.count_by_state()) == {("billing", "handled"): 2}
-
-
-# How long a message waits between its calls.
-
-
-def test_waits_double_up_to_the_longest() -> None:
-    assert [retry_delay_ms(calls, 0) for calls in (1, 2, 3, 4)] == [FIRST_MS, 2 * FIRST_MS, 4 * FIRST_MS, 8 * FIRST_MS]
-    assert retry_delay_ms(50, 0) == retry_delay_ms(10**9, 0) == MAX_MS
-    assert retry_delay_ms(0, 0) == FIRST_MS
-
-
-def test_chance_only_adds_and_not_much() -> None:
-    assert retry_delay_ms(1, 1.0) == FIRST_MS * (1 + JITTER)
-    assert FIRST_MS < retry_delay_ms(1, 0.5) < retry_delay_ms(1, 1.0)

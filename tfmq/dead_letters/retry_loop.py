@@ -1,4 +1,4 @@
-"""Retry loop of a consumer: it calls the handler again for due dead letters, in the background.
+"""Retry loop of a consumer: it calls the handler again for due dead letters, in the background, after growing delays.
 
 The loop works without a broker if the store is not a topic. Exceptions of a handler are recorded in the letter and not
 raised. An error of the store is logged, and the loop continues after a pause, which grows with each consecutive error.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from tfmq.backoff import Backoff
+from tfmq.backoff import Backoff, backoff_seconds
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.operation import CallUserCode, Event, Operation, Wait
 from tfmq.client.worker.dead_letter_store import (
@@ -183,3 +183,16 @@ class Retrying:
             yield from self.store.renew_lease(self.current)
         except TfmqError as error:
             log.warning("The lease of a retried message could not be renewed: %s", error)
+
+
+FIRST_MS: Final = 1_000
+"""First delay of a letter. The consumer makes quicker retries before it stores the message as a letter."""
+MAX_MS: Final = 3_600_000
+"""Maximum delay: after the cause of failures was repaired, letters wait no longer than this."""
+JITTER: Final = 0.2
+"""Maximum random part added to a delay, so that messages that failed together are retried at different times."""
+
+
+def retry_delay_ms(calls: int, chance: float) -> int:
+    """Return the delay in ms after the `calls`-th call; it doubles with each call. `chance`: 0 to 1, for the jitter."""
+    return round(backoff_seconds(calls, FIRST_MS, MAX_MS, JITTER * chance))

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from tfmq import limits
-from tfmq.backoff import backoff_seconds
 from tfmq.client.consumer.message import Codec, ReceivedMessage
 from tfmq.client.operation import Operation
 from tfmq.client.worker.dead_letter_store import Failure, LeasedLetter
 from tfmq.codecs import select_codec
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import FIRST_PAGE, PAGE_LETTERS, Letter, PagePosition, Selection
+from tfmq.dead_letters.retry_loop import retry_delay_ms
 from tfmq.errors import BadRequest
 from tfmq.message import BORN_MS_MAX
 from tfmq.offsets.storage import url_without_passwords
@@ -399,16 +399,3 @@ class LetterStore(Protocol):
 
     def close(self) -> None:
         """Close the store."""
-
-
-FIRST_MS: Final = 1_000
-"""First delay of a letter. The consumer makes quicker retries before it stores the message as a letter."""
-MAX_MS: Final = 3_600_000
-"""Maximum delay: after the cause of failures was repaired, letters wait no longer than this."""
-JITTER: Final = 0.2
-"""Maximum random part added to a delay, so that messages that failed together are retried at different times."""
-
-
-def retry_delay_ms(calls: int, chance: float) -> int:
-    """Return the delay in ms after the `calls`-th call; it doubles with each call. `chance`: 0 to 1, for the jitter."""
-    return round(backoff_seconds(calls, FIRST_MS, MAX_MS, JITTER * chance))

@@ -20,7 +20,7 @@ from typing import Any, Final
 import tfmq
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.worker import runner
-from tfmq.dead_letters import store as waits
+from tfmq.dead_letters import retry_loop as waits
 from tfmq.dead_letters.admin import Desk
 from tfmq.dead_letters.model import RETRYING, WAITING
 from tfmq.dead_letters.store import GroupDeadLetterStore
