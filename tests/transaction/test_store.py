@@ -25,10 +25,9 @@ from tfmq.apply_target import GroupPositions
 from tfmq.errors import DiskFull, StorageStopped
 from tfmq.transaction import states
 from tfmq.transaction.model import Transaction
-from tfmq.transaction.outcomes import Outcome
+from tfmq.transaction.outcomes import LOCAL_OUTCOMES_MAX, Outcome
 from tfmq.transaction.requests import CommitGroupMember
 from tfmq.transaction.states import InvalidTransition
-from tfmq.transaction.store import LOCAL_OUTCOMES_MAX
 
 
 def kept(store: Store) -> dict[str, Any]:

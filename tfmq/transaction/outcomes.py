@@ -19,6 +19,10 @@ EPOCH_SIZE: Final = 8
 LOCAL_PREFIX: Final = "local:"
 """Prefix of the names that the broker gives to local transactions; a client cannot give such a name."""
 
+LOCAL_OUTCOMES_MAX: Final = 100_000
+"""Maximum of stored outcomes of local transactions. They are needed for minutes only, to answer repeated requests."""
+LOCAL_OUTCOME_MS: Final = 3_600_000
+
 ALL_EPOCHS: Final = (1 << 63) - 1
 """Value of `expired_epoch` above every epoch: the outcome of any transaction may be missing."""
 

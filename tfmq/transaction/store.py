@@ -21,7 +21,7 @@ from tfmq.transaction.compaction import JournalCompaction
 from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.journal_writer import JournalWriter, RequestFsync, WrittenCallback
 from tfmq.transaction.model import Decision, IncomingBatch, Slice, Transaction
-from tfmq.transaction.outcomes import LOCAL_PREFIX, Outcomes
+from tfmq.transaction.outcomes import LOCAL_OUTCOME_MS, LOCAL_OUTCOMES_MAX, LOCAL_PREFIX, Outcomes
 from tfmq.transaction.producer_state import LeaseTime, ProducerStates
 from tfmq.transaction.slicer import SLICE_BYTES
 from tfmq.transaction.transaction_table import FileReferences, TransactionTable
@@ -98,10 +98,6 @@ class EpochAllocator:
 
 SEND: Final = "send"
 FORGET: Final = "forget"
-
-LOCAL_OUTCOMES_MAX: Final = 100_000
-"""Maximum of stored outcomes of local transactions. They are needed for minutes only, to reply to repeated requests."""
-LOCAL_OUTCOME_MS: Final = 3_600_000
 
 KEY_SIZE: Final = 16
 """Bytes of the secret key with which `Outcomes` computes the digests of names."""
