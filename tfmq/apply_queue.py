@@ -121,7 +121,7 @@ class ApplyQueue(ABC):
                 return
 
     def _check_target(self) -> bool:
-        target, key = self._queues.destination, self.key
+        target, key = self._queues.apply_target, self.key
         if key != OFFSETS_KEY and target.display_name(key) is None:
             self.drop_all()
             return False
@@ -200,9 +200,9 @@ class ApplyQueues(Generic[Queue]):
     """The queues of one source, by key of the target. `on_ready()` is called when a queue is marked ready."""
 
     def __init__(
-        self, destination: ApplyTarget, timers: Timers, source: SourceId, on_ready: Callable[[], None] = _ignore
+        self, apply_target: ApplyTarget, timers: Timers, source: SourceId, on_ready: Callable[[], None] = _ignore
     ) -> None:
-        self.destination, self.timers, self.source = destination, timers, source
+        self.apply_target, self.timers, self.source = apply_target, timers, source
         self._on_ready = on_ready
         self.stopping = False
         self.by_key: dict[int, Queue] = {}
@@ -269,7 +269,7 @@ class ApplyQueues(Generic[Queue]):
     def target_name(self, key: int) -> str:
         if key == OFFSETS_KEY:
             return "the groups' offsets"
-        return self.destination.display_name(key) or "a deleted topic"
+        return self.apply_target.display_name(key) or "a deleted topic"
 
     def close(self) -> None:
         for queue in self.by_key.values():

@@ -35,7 +35,7 @@ def broker() -> Broker:
     return made
 
 
-def destination(broker: Broker) -> BrokerApplyTarget:
+def apply_target(broker: Broker) -> BrokerApplyTarget:
     return broker.engine.broker.apply_target
 
 
@@ -51,7 +51,7 @@ def append(broker: Broker, high: int = 1, incarnation: int | None = None) -> App
 
 def apply(broker: Broker, effect: Append) -> tuple[AppendResult | None, BaseException | None]:
     reported: list[tuple[AppendResult | None, BaseException | None]] = []
-    destination(broker).apply(effect, lambda mark, error: reported.append((mark, error)))
+    apply_target(broker).apply(effect, lambda mark, error: reported.append((mark, error)))
     broker.engine.broker.end_turn()
     (one,) = reported
     return one
@@ -65,7 +65,7 @@ def written(broker: Broker, high: int = 1) -> AppendResult:
 
 def forced(broker: Broker, mark: AppendResult) -> list[BaseException | None]:
     reported: list[BaseException | None] = []
-    destination(broker).fsync_to(mark, reported.append)
+    apply_target(broker).fsync_to(mark, reported.append)
     broker.engine.broker.end_turn()
     return reported
 
@@ -79,7 +79,7 @@ def error_of(call: Callable[[], Any]) -> BaseException | None:
 
 
 def test_it_is_a_destination(broker: Broker) -> None:
-    promised: ApplyTarget = destination(broker)
+    promised: ApplyTarget = apply_target(broker)
     assert promised.display_name(key(broker)) == "orders-0"
 
 
@@ -87,13 +87,13 @@ def test_it_is_a_destination(broker: Broker) -> None:
 
 
 def test_a_target_that_takes_writes_is_checked_without_a_word(broker: Broker) -> None:
-    destination(broker).check_space(key(broker), 1000)
-    destination(broker).check_space(OFFSETS_KEY, 1000)
+    apply_target(broker).check_space(key(broker), 1000)
+    apply_target(broker).check_space(OFFSETS_KEY, 1000)
 
 
 def test_a_stopped_partition_is_refused_as_not_done(broker: Broker) -> None:
     broker.log().stop("a test stops it")
-    error = error_of(lambda: destination(broker).check_space(key(broker), 1))
+    error = error_of(lambda: apply_target(broker).check_space(key(broker), 1))
     assert isinstance(error, StorageStopped) and error.outcome == "not done"
     mark, failure = apply(broker, append(broker))
     assert mark is None and isinstance(failure, StorageStopped) and failure.outcome == "not done"
@@ -101,12 +101,12 @@ def test_a_stopped_partition_is_refused_as_not_done(broker: Broker) -> None:
 
 def test_what_is_reserved_is_not_given_to_others(broker: Broker) -> None:
     broker.disk.space_bytes = broker.disk.used_bytes() + 1000
-    destination(broker).check_space(key(broker), 1000)
-    destination(broker).reserve_bytes(400)
-    assert isinstance(error_of(lambda: destination(broker).check_space(key(broker), 601)), DiskFull)
-    destination(broker).check_space(key(broker), 600)
-    destination(broker).release_bytes(400)
-    destination(broker).check_space(key(broker), 1000)
+    apply_target(broker).check_space(key(broker), 1000)
+    apply_target(broker).reserve_bytes(400)
+    assert isinstance(error_of(lambda: apply_target(broker).check_space(key(broker), 601)), DiskFull)
+    apply_target(broker).check_space(key(broker), 600)
+    apply_target(broker).release_bytes(400)
+    apply_target(broker).check_space(key(broker), 1000)
 
 
 def test_hazard_13_a_deleted_topic_stays_deleted_also_when_its_name_is_used_again(broker: Broker) -> None:
@@ -116,7 +116,7 @@ def test_hazard_13_a_deleted_topic_stays_deleted_also_when_its_name_is_used_agai
     broker.create()
     for restarted in (False, True):
         each = broker.restart() if restarted else broker
-        to = destination(each)
+        to = apply_target(each)
         assert to.display_name(old) is None and to.last_applied(old, SOURCE) is None
         assert isinstance(error_of(lambda to=to: to.check_space(old, 1)), UnknownTopic)  # type: ignore[misc]
         assert isinstance(apply(each, effect)[1], UnknownTopic)
@@ -132,7 +132,7 @@ def test_an_effect_that_waits_in_a_deleted_topic_gets_the_error() -> None:
     reported: list[Any] = []
     partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
     partition.run_exclusively(lambda: None, lambda result, error: None)
-    destination(broker).apply(append(broker), lambda mark, error: reported.append(error))
+    apply_target(broker).apply(append(broker), lambda mark, error: reported.append(error))
     broker.ask(DeleteTopic("orders"))
     broker.step(1)
     assert broker.engine.broker.topics.get("orders") is None
@@ -149,10 +149,10 @@ def test_a_partition_that_could_not_be_opened_is_stopped_and_not_gone() -> None:
     again = Broker(broker.disk, broker.clock)
     broker.disk.faults.clear()
     assert isinstance(again.engine.broker.topics.topic("orders").partitions[0], str)
-    assert destination(again).display_name(key(again)) == "orders-0"
-    assert isinstance(error_of(lambda: destination(again).check_space(key(again), 1)), StorageStopped)
+    assert apply_target(again).display_name(key(again)) == "orders-0"
+    assert isinstance(error_of(lambda: apply_target(again).check_space(key(again), 1)), StorageStopped)
     assert isinstance(apply(again, append(again, 2))[1], StorageStopped)
-    assert not destination(again).is_durable(AppendResult(key(again), 0, ()))
+    assert not apply_target(again).is_durable(AppendResult(key(again), 0, ()))
     (closed,) = forced(again, AppendResult(key(again), 0, ()))
     assert isinstance(closed, StorageStopped) and closed.outcome == "not done"
 
@@ -161,7 +161,7 @@ def test_a_slice_is_half_a_segment_at_most_and_a_batch_that_fits_none_is_accepte
     broker = Broker(log__segment_bytes=1 << 16)
     broker.create()
     broker.create("large", log__segment_bytes=1 << 30)
-    to = destination(broker)
+    to = apply_target(broker)
     assert to.append_bytes_max(key(broker)) == 1 << 15
     assert to.append_bytes_max(make_log_id(broker.incarnation("large"), 0)) == TRANSACTION_APPEND_BYTES
     partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
@@ -180,15 +180,15 @@ def test_a_mark_is_fsynced_when_its_append_is() -> None:
     broker = Broker(queued=True)
     broker.create()
     reported: list[Any] = []
-    destination(broker).apply(append(broker), lambda mark, error: reported.append(mark))
+    apply_target(broker).apply(append(broker), lambda mark, error: reported.append(mark))
     broker.engine.broker.end_turn()
     broker.work()
     (mark,) = reported
-    assert not destination(broker).is_durable(mark)
+    assert not apply_target(broker).is_durable(mark)
     waiting = forced(broker, mark)
     assert waiting == []
     broker.work()
-    assert waiting == [None] and destination(broker).is_durable(mark)
+    assert waiting == [None] and apply_target(broker).is_durable(mark)
 
 
 def test_a_failed_fsync_is_reported_and_leaves_the_mark_non_durable(broker: Broker) -> None:
@@ -196,7 +196,7 @@ def test_a_failed_fsync_is_reported_and_leaves_the_mark_non_durable(broker: Brok
     broker.disk.faults.fail("force", path="orders-0")
     (error,) = forced(broker, mark)
     assert isinstance(error, StorageStopped) and error.outcome == "unknown"
-    assert not destination(broker).is_durable(mark)
+    assert not apply_target(broker).is_durable(mark)
 
 
 def test_what_a_resumption_cut_away_is_reported_by_the_applied_place() -> None:
@@ -208,7 +208,7 @@ def test_what_a_resumption_cut_away_is_reported_by_the_applied_place() -> None:
     forced(broker, mark)
     broker.disk.faults.clear()
     left = Broker(broker.disk.crash(keep="nothing"), broker.clock)
-    assert destination(left).last_applied(key(left), SOURCE) == (1, 1)
+    assert apply_target(left).last_applied(key(left), SOURCE) == (1, 1)
     (lost,) = forced(left, mark)
     assert isinstance(lost, StorageStopped) and lost.outcome == "unknown"
 
@@ -222,7 +222,7 @@ def test_what_recovery_could_not_make_durable_on_a_full_disk_is_not_called_fsync
     disk = broker.disk.crash(keep="everything")
     disk.space_bytes = disk.used_bytes()
     again = Broker(disk, broker.clock)
-    to = destination(again)
+    to = apply_target(again)
     assert again.log().waits_for_space
     mark, error = apply(again, append(again, 2))
     assert error is None and mark is not None
@@ -231,12 +231,12 @@ def test_what_recovery_could_not_make_durable_on_a_full_disk_is_not_called_fsync
     # It was written again and forced all the same: what had no room is the mark.
     assert to.last_durable(key(again), SOURCE) == (2, 1)
     left = Broker(disk.crash(keep="nothing"), broker.clock)
-    assert destination(left).last_applied(key(left), SOURCE) == (2, 1)
+    assert apply_target(left).last_applied(key(left), SOURCE) == (2, 1)
 
 
 def test_of_what_a_stopped_partition_has_only_that_is_settled_which_is_on_the_disk(broker: Broker) -> None:
     forced(broker, written(broker, 1))
-    to = destination(broker)
+    to = apply_target(broker)
     assert (
         to.last_durable(key(broker), SOURCE) == (1, 1)
         and to.last_durable(key(broker), (SOURCE_TRANSACTION, 99)) is None
@@ -261,7 +261,7 @@ def rows(broker: Broker, member: Answer, offset: int = 100, **changed: Any) -> l
 
 
 def test_offsets_are_checked_against_the_generation_of_their_group(broker: Broker) -> None:
-    member, to = broker.join(), destination(broker)
+    member, to = broker.join(), apply_target(broker)
     (found,) = to.check_offsets(rows(broker, member), broker.session)
     assert (found.group, found.generation) == ("billing", member.generation)
     assert found.positions == [(broker.incarnation(), 0, 100, 0, -1)]
@@ -282,13 +282,13 @@ def test_a_member_that_is_being_replaced_is_fenced_before_its_successor_is_answe
     joining = broker.join()
     assert joining.code == "waiting"
     offered = rows(broker, member)
-    assert isinstance(error_of(lambda: destination(broker).check_offsets(offered, session)), Fenced)
+    assert isinstance(error_of(lambda: apply_target(broker).check_offsets(offered, session)), Fenced)
 
 
 def test_offsets_of_topics_that_are_gone_are_left_out_and_too_many_refused() -> None:
     broker = Broker(limits__group_offsets=1)
     broker.create(partitions=2)
-    member, to = broker.join(), destination(broker)
+    member, to = broker.join(), apply_target(broker)
     offsets = [GroupOffset("orders", 999, 0, 5)]
     gone = [TransactionOffsets("billing", member.member, member.generation, offsets)]
     assert to.check_offsets(gone, broker.session) == []
@@ -299,7 +299,7 @@ def test_offsets_of_topics_that_are_gone_are_left_out_and_too_many_refused() -> 
 
 def test_locked_offsets_are_busy_for_everybody_until_the_end(broker: Broker) -> None:
     broker.create("bills")
-    member, to = broker.join(topics="orders bills"), destination(broker)
+    member, to = broker.join(topics="orders bills"), apply_target(broker)
     broker.commit(member, 50)
     to.lock_offsets(7, "order-42", to.check_offsets(rows(broker, member), broker.session))
     read = broker.ask(ReadOffsets("billing", None))

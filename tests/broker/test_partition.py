@@ -156,7 +156,7 @@ def test_an_error_around_file_work_keeps_no_other_append_from_being_written(
 def held(broker: Broker) -> tuple[Partition, Callable[..., Told]]:
     """A partition that a large transaction holds, and how to apply its next slice."""
     partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
-    destination = broker.engine.broker.apply_target
+    apply_target = broker.engine.broker.apply_target
     numbers = itertools.count(1)
 
     def slice_of(payload: bytes) -> Told:
@@ -165,11 +165,11 @@ def held(broker: Broker) -> tuple[Partition, Callable[..., Told]]:
         records = Batch(batch(1 << 30, number, [payload]), (), 1 << 30, number, 1)
         source = Source(SOURCE_TRANSACTION, 5, 100, number)
         effect = Append("orders", broker.incarnation(), 0, [records], source)
-        destination.apply(effect, lambda mark, error: reported.append(error))
+        apply_target.apply(effect, lambda mark, error: reported.append(error))
         broker.engine.broker.end_turn()
         return reported
 
-    destination.begin_exclusive(partition.log.log_id, (SOURCE_TRANSACTION, 5))
+    apply_target.begin_exclusive(partition.log.log_id, (SOURCE_TRANSACTION, 5))
     return partition, slice_of
 
 

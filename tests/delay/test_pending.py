@@ -19,7 +19,7 @@ def made(
         known.add(*turn)
     state: Any = SimpleNamespace(cancelled=known)
     queues: Any = SimpleNamespace(
-        destination=SimpleNamespace(display_name=lambda key: None if gone else "orders-0"),
+        apply_target=SimpleNamespace(display_name=lambda key: None if gone else "orders-0"),
         durable_turn=lambda key: through,
         locked=unsure,
     )

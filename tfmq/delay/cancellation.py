@@ -201,7 +201,7 @@ class MessageChanges:
 
         `wire`: the new due times. `ended` is called with the new turns once the copies are durable, or with an error.
         """
-        name = self.target_queues.destination.display_name(key)
+        name = self.target_queues.apply_target.display_name(key)
         if name is None:
             for turn in turns:
                 self._unlock(key, turn)
@@ -351,7 +351,7 @@ class MessageChanges:
             return UNKNOWN
         if turn in self.state.cancelled:
             return CANCELLED
-        if self.target_queues.destination.display_name(key) is None:
+        if self.target_queues.apply_target.display_name(key) is None:
             return UNKNOWN
         queue = self.target_queues.by_key.get(key)
         if queue is not None and queue.is_firing(turn):
@@ -374,7 +374,7 @@ class MessageChanges:
         There are two such cases: the message was appended to the target, but is not durable there; or the target is
         stopped, and `through`, the highest turn that is durable there, is None (not known).
         """
-        applied = self.target_queues.destination.last_applied(key, self.target_queues.source)
+        applied = self.target_queues.apply_target.last_applied(key, self.target_queues.source)
         in_doubt = applied is not None and turn <= applied
         stopped = self.target_queues.stop_reason(key)
         if stopped is not None and (in_doubt or through is None):

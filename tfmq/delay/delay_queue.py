@@ -82,7 +82,7 @@ class DelayQueue:
         self._loader = BucketLoader(arrival_log.log, buckets, targets)
         self._target_queues = target_queues = TargetQueues(
             buckets.store_id,
-            destination=apply_target,
+            apply_target=apply_target,
             timers=timers,
             run=run,
             broker_clock=broker_clock,

@@ -55,7 +55,7 @@ class PendingSnapshot:
         """Damaged ranges in the spilled part of the arrival log; `BucketLoader.read_arrivals` adds and logs them."""
 
     def topic_deleted(self, key: int) -> bool:
-        return self._target_queues.destination.display_name(key) is None
+        return self._target_queues.apply_target.display_name(key) is None
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> bool | Sequence[int]:
         """Return which messages of the partition `key` are pending: True (all), False (none), or a value for each."""

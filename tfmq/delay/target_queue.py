@@ -78,7 +78,7 @@ class TargetQueue(ApplyQueue):
         self._read_ahead = ReadAhead(owner.record_reader, owner.run)
 
     def _applied(self) -> Turn | None:
-        applied = self._owner.destination.last_applied(self.key, self._owner.source)
+        applied = self._owner.apply_target.last_applied(self.key, self._owner.source)
         return None if applied is None else Turn(*applied)
 
     # State
@@ -279,7 +279,7 @@ class TargetQueue(ApplyQueue):
         if found is None:
             self._failed(error or RuntimeError("a read ended without a result"))
             return
-        limit = min(SLICE_BYTES_MAX, self._owner.destination.append_bytes_max(self.key))
+        limit = min(SLICE_BYTES_MAX, self._owner.apply_target.append_bytes_max(self.key))
         piece = join_records(found, self.key, limit)
         if piece.damaged:
             text = "%d delayed messages for %s cannot be read and are left out, due %d to %d"
@@ -305,7 +305,7 @@ class TargetQueue(ApplyQueue):
         self._owner.flow_control.count_written(piece.rows, piece.size_bytes)
         source = Source(*self._owner.source, *rows.turn(-1))
         effect = Append(self.topic, *self.partition, piece.batches, source)
-        self._owner.destination.apply(effect, partial(self._written, rows, piece.size_bytes, self._generation))
+        self._owner.apply_target.apply(effect, partial(self._written, rows, piece.size_bytes, self._generation))
 
     # Results of reads and appends
 
@@ -339,7 +339,7 @@ class TargetQueue(ApplyQueue):
                 self.on_disk_from = Turn(last.due, last.number + 1)
         self._unblock()
         self._owner.record_fired(rows)
-        self._owner.destination.fsync_to(result, partial(self._fsync_ended, size_bytes, self._resumptions))
+        self._owner.apply_target.fsync_to(result, partial(self._fsync_ended, size_bytes, self._resumptions))
         self._owner.mark_ready(self)
 
     def _fsync_ended(self, size_bytes: int, resumptions: int, error: BaseException | None) -> None:
@@ -353,7 +353,7 @@ class TargetQueue(ApplyQueue):
         self._owner.flow_control.release(size_bytes)
 
     def process_durable(self) -> None:
-        self.non_durable_appends.pop_durable(self._owner.destination.is_durable)
+        self.non_durable_appends.pop_durable(self._owner.apply_target.is_durable)
         if not len(self.non_durable_appends):
             self._owner.remove_if_empty(self)
 
@@ -461,7 +461,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         self,
         store_id: int,
         *,
-        destination: ApplyTarget,
+        apply_target: ApplyTarget,
         timers: Timers,
         run: RunInWorker,
         broker_clock: BrokerClock,
@@ -471,7 +471,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         uncertain_targets: Mapping[int, int],
         postpone: Postpone,
     ) -> None:
-        super().__init__(destination, timers, (SOURCE_DELAY, store_id))
+        super().__init__(apply_target, timers, (SOURCE_DELAY, store_id))
         self.run, self.broker_clock, self.record_reader = run, broker_clock, record_reader
         self.flow_control = FlowControl()
         self.lateness = LatenessHistogram()
@@ -517,13 +517,13 @@ class TargetQueues(ApplyQueues[TargetQueue]):
 
     def applied_turn(self, key: int) -> Turn | None:
         """Return the highest turn that is durable in a target; None if there is none or it is not known. Any thread."""
-        durable = self.destination.last_durable(key, self.source)
+        durable = self.apply_target.last_durable(key, self.source)
         return None if durable is None else Turn(*durable)
 
     def stop_reason(self, key: int) -> StorageStopped | None:
         """Return an error if the target is stopped; None if it is not, even if it is full or deleted. Any thread."""
         try:
-            self.destination.check_space(key, 0)
+            self.apply_target.check_space(key, 0)
         except StorageStopped as error:
             return error
         except (DiskFull, UnknownTopic):

@@ -207,7 +207,7 @@ class Applier(ApplyQueues["TargetQueue"]):
                 if progress.is_durable:  # The other effects may have become durable before.
                     self._complete(progress)
 
-        self.destination.fsync_to(result, durable)
+        self.apply_target.fsync_to(result, durable)
 
     def tasks_dropped(self, queue: TargetQueue, tasks: Sequence[ApplyTask]) -> None:
         for progress, target in tasks:
@@ -351,7 +351,7 @@ class TargetQueue(ApplyQueue):
         self._applied_ordinal = 0
 
     def _read_slice_bytes(self) -> int:
-        return 0 if self.key == OFFSETS_KEY else self._applier.destination.append_bytes_max(self.key)
+        return 0 if self.key == OFFSETS_KEY else self._applier.apply_target.append_bytes_max(self.key)
 
     @property
     def is_empty(self) -> bool:
@@ -446,7 +446,7 @@ class TargetQueue(ApplyQueue):
         last = tasks[-1]
         effect = self.make_effect(last, batches, last.target.last_ordinal, decided_ms)
         self.busy = True
-        self._applier.destination.apply(effect, self._written)
+        self._applier.apply_target.apply(effect, self._written)
 
     def make_effect(
         self, task: ApplyTask, batches: Sequence[Batch], last: int, decided_ms: Sequence[int] | None = None
@@ -479,7 +479,7 @@ class TargetQueue(ApplyQueue):
         lsn = tasks[-1].progress.decision.lsn
         effect = CommitOffsets(groups, Source(*self._applier.source, lsn, 0))
         self._batch_indexes, self.busy = [], True
-        self._applier.destination.apply(effect, self._written)
+        self._applier.apply_target.apply(effect, self._written)
 
     def _start_chunked(self) -> None:
         task = self._queue.popleft()
@@ -499,7 +499,7 @@ class TargetQueue(ApplyQueue):
             return
         self._unblock()
         # Only durable offsets are recorded for replies: after a power failure, a message could get another offset.
-        has_offsets = bool(result.offsets) and self._applier.destination.is_durable(result)
+        has_offsets = bool(result.offsets) and self._applier.apply_target.is_durable(result)
         delayed_results: list[DelayedResults] = []
         first = 0
         for task, pieces in zip(tasks, self._batch_indexes, strict=False):
@@ -591,7 +591,7 @@ class ChunkedApply:
             self._task.progress.decision, self._queue.key, self._applied_ordinal, self._queue.slice_bytes
         )
         if self._contiguous:
-            self._applier.destination.begin_exclusive(self._queue.key, self._applier.source)
+            self._applier.apply_target.begin_exclusive(self._queue.key, self._applier.source)
         self._read_slice()
 
     def _read_slice(self) -> None:
@@ -613,7 +613,7 @@ class ChunkedApply:
             self._written(found, None, self._cancelled)
             return
         effect = self._queue.make_effect(self._task, found.batches, found.last_ordinal)
-        self._applier.destination.apply(effect, partial(self._written, found))
+        self._applier.apply_target.apply(effect, partial(self._written, found))
 
     def _written(self, found: Slice, result: AppendResult | None, error: BaseException | None) -> None:
         if result is None:
@@ -621,7 +621,7 @@ class ChunkedApply:
             self._finish(None, error)
             return
         # The bytes are also released after a failed fsync, because the target is stopped then.
-        self._applier.destination.fsync_to(result, lambda _: self._applier.in_flight.release(found.size_bytes))
+        self._applier.apply_target.fsync_to(result, lambda _: self._applier.in_flight.release(found.size_bytes))
         for number, count in found.lost:
             self._task.progress.losses[self._queue.key, number] = count
         if result.delayed:
@@ -637,6 +637,6 @@ class ChunkedApply:
 
     def _finish(self, result: AppendResult | None, error: BaseException | None) -> None:
         if self._contiguous:
-            self._applier.destination.end_exclusive(self._queue.key)
+            self._applier.apply_target.end_exclusive(self._queue.key)
         self._applier.chunked.release(1)
         self._done(None if result is None else result._replace(offsets=(), delayed=()), error)

@@ -51,7 +51,7 @@ OPERATING: Final = (
         "handles-reported-before-the-fsync",
         "after a power cut the handle of a delayed message in a transaction never names another one",
         "tfmq/transaction/applier.py",
-        "        self.destination.fsync_to(result, durable)\n",
+        "        self.apply_target.fsync_to(result, durable)\n",
         "        durable(None)\n",
         [DELAYED],
     ),
