@@ -731,8 +731,8 @@ def without_foreign(data: bytes, offset: int, log_id: int, ordinal: int | None, 
     if room < 0 or len(data) > RANGE_SIZE_MAX:
         return data
     pieces = list(_split_pieces(data[:room], log_id))
-    # A block trailer may be at a position to which the records' lengths lead, at the end of a gap of unknown contents,
-    # and at the end of the range.
+    # Three places can have a block trailer: where the records before it end by their lengths (a piece of count 0 that
+    # is not kept), the end of a gap of unknown contents, and the end of the range.
     ends = [p.position + p.size for p in pieces if p.count == UNKNOWN or (p.count == 0 and not p.kept)]
     trailer_positions = [end - TRAILER_SIZE for end in [*ends, len(data)] if end >= TRAILER_SIZE]
     found = ((at, named_trailer(data, at)) for at in trailer_positions)

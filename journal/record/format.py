@@ -200,7 +200,10 @@ def count_leading(data: Bytes, start: int, end: int, size: int) -> int:
 
 
 def ids_are_contiguous(data: Bytes, start: int, end: int, size: int, first_id: int) -> bool:
-    """True if the record ids count up by one from `first_id`. The caller ensures that no sequence overflows."""
+    """True if the ids of the records in `data[start:end]`, of `size` bytes each, count up by one from `first_id`.
+
+    An id is a producer id followed by a sequence. The caller ensures that the sequence does not overflow.
+    """
     count = (end - start) // size
     id = first_id.to_bytes(8, "big")
     for n in _PRODUCER:

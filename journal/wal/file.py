@@ -176,7 +176,10 @@ class JournalFile:
         return None
 
     def filler_end(self, lsn: int, seed: int) -> int:
-        """Return the LSN after the filler that contains LSN `lsn`; 0 if none does. Reads the file from its start."""
+        """If a filler (an entry in place of entries that a repair found lost) contains `lsn`, return the LSN after it.
+
+        Return 0 if none does, or if a damaged record comes before it. Reads the file from its start.
+        """
         try:
             for entry in self.entries(self.first + FILE_HEADER_SIZE, seed):
                 if entry.next > lsn:

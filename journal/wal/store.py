@@ -249,7 +249,10 @@ class JournalStore:
         self._files.add_reference(lsn)
 
     def release_reference(self, lsn: int) -> None:
-        """Release one reference that `add_reference` made. Raises KeyError if there is none."""
+        """Release one reference to the file with the entry at `lsn`, made by `add_reference(lsn)`.
+
+        Raises KeyError if there is none.
+        """
         self._files.release_reference(lsn)
 
     @property

@@ -96,7 +96,10 @@ def version_file(broker: Broker) -> None:
 
 
 def _is_partition(broker: Broker, name: str) -> bool:
-    """Return whether the folder `name` contains a partition's log. Unrelated folders may have such a name, too."""
+    """Return whether the folder `name` is a partition's: by the form of its name, and because it contains a log.
+
+    An unrelated folder may have a name of this form, too.
+    """
     if parse_partition_folder(name) is None:
         return False
     path = join(broker.data, name)

@@ -207,7 +207,7 @@ class TargetQueue(ApplyQueue):
         return sum([turn in cancelled and turn not in self._owner.locked for turn in turns])
 
     def is_firing(self, turn: Turn) -> bool:
-        """Return whether this message is being appended, or may be in the target without being durable there."""
+        """Return whether the message `turn` is being appended, or may be in the target without being durable there."""
         if self._in_flight_to is not None and turn <= self._in_flight_to:
             return True
         if self.non_durable_appends.is_durable(turn):

@@ -108,7 +108,7 @@ def prepared_name(xid: str, node: str) -> str:
 
 
 def set_prepared_name(connection: Connection, gid: str) -> None:
-    """Give the two-phase transaction that `connection` has just begun the name `gid` in place of its random name.
+    """Rename the two-phase transaction just begun on `connection` from its random name to `gid`.
 
     After a crash, the name shows to which transaction of which broker the prepared transaction belongs.
     """

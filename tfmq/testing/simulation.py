@@ -175,7 +175,10 @@ class Simulation:
         return now + max(0.0, seconds)
 
     def client_called(self) -> None:
-        """Notify the fault run, if there is one, that the test's code calls a client. Drivers call this method."""
+        """Notify the run of a test with faults (`FaultRun`), if there is one, that the test calls a client.
+
+        Drivers call this method. Nothing is notified while the simulation settles.
+        """
         if self.on_client_call is not None and not self._settling:
             self.on_client_call()
 

@@ -100,7 +100,10 @@ class ForgetRecord(_Step):
 
 
 class EpochLeaseRecord(NamedTuple):
-    """Lease of epochs: all epochs below `end` may be in use. `Outcomes` hashes names with the first record's `key`."""
+    """Lease of epochs: all epochs below `end` may be in use.
+
+    `key`: the secret key with which `Outcomes` hashes the names of transactions. That of the first lease counts.
+    """
 
     end: int
     time_ms: int

@@ -150,7 +150,7 @@ class Group:
         return self._restore(member_id, owned, now) if owned else None
 
     def restore_all(self, now: float) -> list[Member]:
-        """Add all owners that the catalog names to `members`, at a start of the broker. Return these members.
+        """Add to `members` all owners that the catalog names, at a start of the broker. Return these members.
 
         Owners that expired before the start are left out.
         """

@@ -58,10 +58,11 @@ class GroupOffsets:
     def read(
         self, names: Iterable[PartitionName], while_busy: bool = True, *, others: bool = False
     ) -> Operation[dict[PartitionName, StoredOffset]]:
-        """Return the stored offsets of `names`; with `others`, all offsets of the group, if the broker stores these.
+        """Return the stored offsets of `names`. With `others`, return all offsets of the group from the broker.
 
-        If a prepared transaction that commits one of these offsets has not ended, raises Busy: at once, or with
-        `while_busy` if it does not end within `READ_SECONDS`. Errors of a storage are raised unchanged.
+        An offset storage ignores `others`; its errors are raised unchanged. The broker rejects the read with Busy while
+        a prepared transaction that commits one of these offsets has not ended. With `while_busy` the read is repeated
+        for `READ_SECONDS` before Busy is raised; without it, Busy is raised at once.
         """
         wanted, group = list(names), self._owner.group
         if self._storage is not None:

@@ -208,7 +208,8 @@ class BlockingDriver(Driver):
                 if not self.closed:
                     self.poll_nonblocking()
             self.wake()
-            # The thread that waits for this work may be the polling thread, which sleeps on the socket: wake it.
+            # `wake` wakes only the background thread. The thread that waits for this work may be the polling thread,
+            # asleep on the socket: `set_event` wakes that one. Nothing waits for the event itself.
             self.set_event(Event())
 
         threading.Thread(target=run_inline, args=(work, finished), name="tfmq-work", daemon=True).start()

@@ -254,7 +254,10 @@ STAGE_POLL_SECONDS: Final = 0.5
 
 @contextmanager
 def watch_progress(context: SparkContext, progress: Progress) -> Iterator[None]:
-    """Advance `progress` by the share of ended tasks in Spark's first stage, for a query whose tasks report nothing."""
+    """Context that advances `progress` by the share of ended tasks in the first stage of the query that runs in it.
+
+    For queries whose tasks do not report their progress themselves.
+    """
     tracker: Any = context.statusTracker()
     stage: int | None = None
 
