@@ -216,6 +216,14 @@ GROUP_OWNERS: Final = (
         [f"{GROUPS}::test_the_end_of_the_last_member_on_a_full_disk_is_in_the_catalog_once_there_is_space"],
     ),
     Mutant(
+        "end-by-a-reset-or-deletion-is-not-tried-again",
+        "no start waits for a member whose group was reset or deleted while the disk was full",
+        _GROUPS,
+        "        if error is not None and group.row.owners:\n            self._retry_later(group)",
+        "        if False:\n            self._retry_later(group)",
+        [f"{GROUPS}::test_the_end_of_the_last_member_on_a_full_disk_is_in_the_catalog_once_there_is_space"],
+    ),
+    Mutant(
         "a-group-that-waits-for-space-is-dropped",
         "the partitions of a member that left while the disk was full are released later",
         _GROUPS,

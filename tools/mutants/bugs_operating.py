@@ -6,7 +6,7 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-ACTS: Final = "tests/broker/test_acts.py"
+ADMIN_LOG: Final = "tests/broker/test_admin_log.py"
 RETENTION: Final = "tests/broker/test_retention.py"
 
 DELAYED: Final = "tests/broker/test_delayed_transactions.py"
@@ -115,7 +115,7 @@ OPERATING: Final = (
             '        log.info("%s, asked by %s: %s", self._command.describe_request(self._request), "a client'
             '", result)\n'
         ),
-        [ACTS],
+        [ADMIN_LOG],
     ),
     Mutant(
         "program-requests-logged-like-operators",
@@ -123,7 +123,7 @@ OPERATING: Final = (
         "tfmq/broker/request_handler.py",
         " and (session.operator or not logged.operator_only):",
         ":",
-        [ACTS],
+        [ADMIN_LOG],
     ),
     Mutant(
         "settings-without-effect",
@@ -147,7 +147,7 @@ OPERATING: Final = (
         "tfmq/broker/request_handler.py",
         'character if character.isprintable() else "?" for character',
         "character for character",
-        [ACTS],
+        [ADMIN_LOG],
     ),
     Mutant(
         "live-group-deleted",

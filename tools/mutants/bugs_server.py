@@ -278,7 +278,7 @@ SERVER: Final = (
         "tfmq/server/connection_limits.py",
         "free - min(DESCRIPTORS_KEPT, free // 2)",
         "free - DESCRIPTORS_KEPT",
-        ["tests/server/test_listener.py::test_a_low_limit_of_open_files_leaves_half_of_them_to_connections"],
+        ["tests/server/test_listening_address.py::test_a_low_limit_of_open_files_leaves_half_of_them_to_connections"],
     ),
     Mutant(
         "a-message-above-the-limit-stored",

@@ -4,7 +4,16 @@ import pytest
 
 from tests.broker.group_member import Seat, seats, settle
 from tests.broker.helpers import Broker
-from tfmq.protocol.commands import CommitOffsets, DescribeGroup, GroupOffset, Heartbeat, JoinGroup, LeaveGroup
+from tfmq.protocol.commands import (
+    CommitOffsets,
+    DeleteGroup,
+    DescribeGroup,
+    GroupOffset,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    ResetGroup,
+)
 
 
 @pytest.fixture
@@ -270,7 +279,7 @@ def test_a_grant_that_the_full_disk_refused_is_tried_again_and_no_other_member_h
     assert len(second.numbers) == len(first.numbers) == 1
 
 
-@pytest.mark.parametrize("how", ["leave", "expire"])
+@pytest.mark.parametrize("how", ["leave", "expire", "delete", "reset"])
 def test_the_end_of_the_last_member_on_a_full_disk_is_in_the_catalog_once_there_is_space(
     broker: Broker, how: str
 ) -> None:
@@ -281,7 +290,13 @@ def test_the_end_of_the_last_member_on_a_full_disk_is_in_the_catalog_once_there_
         assert only.leave().left is True
     else:
         only.disconnect()
-        broker.advance(31)
+        if how == "expire":
+            broker.advance(31)
+        else:
+            change = (
+                DeleteGroup("billing") if how == "delete" else ResetGroup("billing", [GroupOffset("orders", 0, 0, 77)])
+            )
+            assert broker.ask(change).code == "disk_full"
     for _ in range(3):
         broker.advance(1.1)
     row = broker.engine.broker.catalog.state.groups["billing"]
@@ -289,7 +304,7 @@ def test_the_end_of_the_last_member_on_a_full_disk_is_in_the_catalog_once_there_
     assert full.hit >= 3, "it is tried again and again"
     broker.disk.faults.clear()
     broker.advance(1.1)
-    expected = [] if how == "leave" else [("ada", True)] * 10
+    expected = [("ada", True)] * 10 if how == "expire" else []
     assert [(each.member, each.expired) for each in row.owners.values()] == expected
     broker.advance(1.1)
     assert broker.engine.broker.group_coordinator.find("billing") is None

@@ -222,6 +222,8 @@ class GroupCoordinator:
     def removal_written(self, group: Group, error: BaseException | None) -> None:
         """Must be called after `remove_all_members`, when the caller's catalog entry is durable or has failed."""
         self._entry_done(group.name)
+        if error is not None and group.row.owners:
+            self._retry_later(group)  # The members are gone from memory, so the catalog must release their partitions.
         self._drop_if_empty(group)
 
     # Groups in memory, and the limits on groups, members and subscriptions
