@@ -67,7 +67,6 @@ def test_the_project_s_readme_leads_to_the_entry_of_the_docs() -> None:
     assert max(line.count("](docs/") for line in text.splitlines()) <= 4
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_test_that_a_page_names_exists(page: Path) -> None:
     named = NAMED_TEST.findall(page.read_text())

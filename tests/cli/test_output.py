@@ -6,11 +6,14 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from tfmq.cli.option_types import point_in_time
 from tfmq.cli.output import (
+    ConnectionReport,
     Output,
     age_text,
     did_you_mean,
@@ -23,6 +26,7 @@ from tfmq.cli.output import (
     time_text,
     with_times,
 )
+from tfmq.client.connection.connection import ClientConnection, ConnectionState
 
 
 def output(as_json: bool = False, quiet: bool = False) -> Output:
@@ -218,3 +222,22 @@ def test_a_long_list_is_one_array_written_as_it_comes(capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out) == [{"n": 0}, {"n": 1}, {"n": 2}]
     output(as_json=True).print_array([])
     assert capsys.readouterr().out == "[]\n"
+
+
+@pytest.mark.parametrize("state", [ConnectionState.DOWN, ConnectionState.GREETING])
+def test_a_loss_is_reported_also_while_something_accepts_connections_and_never_answers(
+    state: ConnectionState, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = SimpleNamespace(
+        connection_count=1, state=ConnectionState.READY, has_pending_requests=True, server="h:1", servers=["h:1"]
+    )
+    report = ConnectionReport(cast("ClientConnection", link))
+    report.check()
+    link.state = state
+    for _ in range(3):
+        report.check()
+    lost = "tfmq: no connection to the broker at h:1, trying again; stop with Ctrl-C\n"
+    assert capsys.readouterr().err == lost
+    link.connection_count, link.state = 2, ConnectionState.READY
+    report.check()
+    assert capsys.readouterr().err == "tfmq: connected to the broker at h:1 again\n"

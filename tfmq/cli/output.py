@@ -420,6 +420,8 @@ class ConnectionReport:
     def check(self) -> None:
         from tfmq.client.connection.connection import ConnectionState, join_addresses
 
+        # What accepts connections and never answers, such as a port forward, is no broker either.
+        disconnected = (ConnectionState.DOWN, ConnectionState.GREETING)
         link = self._link
         count = link.connection_count
         if self._lost is not None:
@@ -428,7 +430,7 @@ class ConnectionReport:
                 self._lost = self._suspected = None
             return
         # The first connection is not lost, and a loss for which no request waits is not noticed by the user.
-        is_lost = count > 0 and link.state == ConnectionState.DOWN and link.has_pending_requests
+        is_lost = count > 0 and link.state in disconnected and link.has_pending_requests
         if is_lost and count == self._suspected:
             self._lost = count
             servers = join_addresses(link.servers)

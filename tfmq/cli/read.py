@@ -8,6 +8,7 @@ import base64
 import re
 import sys
 from collections.abc import Callable, Container, Iterator
+from contextlib import nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +125,8 @@ def read(
     )
     out, printed = sys.stdout.buffer, 0
     with (
-        report_connection(output, consumer._core.link),
+        # Without --follow, the command ends when the broker does not answer at the next look at the partitions' ends.
+        report_connection(output, consumer._core.link) if follow else nullcontext(),
         consumer,
         progress(output, f"reading {topic}", None, follow or sys.stdout.isatty()) as advance,
     ):

@@ -89,12 +89,12 @@ def send(
 ) -> None:
     """Send PAYLOADs to TOPIC, which is made on first use.
 
-    A topic that is made is named on standard error. Without PAYLOAD and file, each line of standard input is a message.
-    With --json, standard input has objects as `tfmq read --json` prints them; payload, key, tag and properties of each
-    object are sent. To send plain lines with --json, use `--lines -`. Messages without a key go to the partitions in
-    turn; messages with the same key go to the same partition. After Ctrl-C, the messages that were read are delivered,
-    if the broker is reached before a second Ctrl-C or the timeout, and their number is printed; so is the number of
-    those that may not be delivered.
+    Without PAYLOAD and file, each line of standard input is a message. With --json, standard input has objects as
+    `tfmq read --json` prints them; payload, key, tag and properties of each object are sent. To send plain lines with
+    --json, use `--lines -`. Messages without a key go to the partitions in turn; messages with the same key go to the
+    same partition. Without --json, a topic that is made is named on standard error; two commands that run at the same
+    moment may both name it. After Ctrl-C, the messages that were read are delivered, if the broker is reached before a
+    second Ctrl-C or the timeout, and their number is printed; so is the number of those that may not be delivered.
     """
     from tfmq.producer import Producer
 

@@ -698,9 +698,9 @@ class LatenessHistogram:
 
 
 class WrittenAppend(NamedTuple):
-    """An append of `count` messages. `mark`: its result. `first`: its lowest due time. `last`: its highest turn."""
+    """An append of `count` messages. `first`: its lowest due time. `last`: its highest turn."""
 
-    mark: AppendResult
+    result: AppendResult
     first: int
     last: Turn
     count: int = 1  # type: ignore[assignment]
@@ -740,10 +740,10 @@ class NonDurableAppends:
         """Return whether each message up to this turn is durable in the target or will never be delivered."""
         return self.durable_through is not None and turn <= self.durable_through
 
-    def pop_durable(self, is_forced: Callable[[AppendResult], bool]) -> None:
+    def pop_durable(self, is_durable: Callable[[AppendResult], bool]) -> None:
         """Remove the appends that are durable now, and call the waiters for their messages."""
         moved = False
-        while self._written and is_forced(self._written[0].mark):
+        while self._written and is_durable(self._written[0].result):
             written = self._written.popleft()
             self.durable_through = written.last
             self.count -= written.count
