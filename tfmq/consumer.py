@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Generic, Literal
 
 from tfmq.client.api_variants import blocking, name_methods
-from tfmq.client.consumer.core import ConsumerCore, log
+from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
 from tfmq.client.consumer.options import (
     DEFAULT_STORE,
@@ -27,7 +27,7 @@ from tfmq.client.consumer.options import (
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.worker.listeners import Listener
 from tfmq.client.worker.thread_runner import ThreadRunner
-from tfmq.consumer_base import BaseConsumer
+from tfmq.consumer_base import BaseConsumer, log
 from tfmq.hooks import Hook
 from tfmq.offsets.storage import OffsetStorage
 

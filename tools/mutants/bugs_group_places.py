@@ -245,7 +245,7 @@ GOING_BACK: Final = (
     Mutant(
         "gone-back-before-the-broker-said-where",
         "nothing is handed out before the broker has returned the group's offsets",
-        "tfmq/client/consumer/core.py",
+        "tfmq/client/consumer/external_offsets.py",
         "        core.suspended.add(name)\n",
         "",
         [GOING],

@@ -8,7 +8,6 @@ error.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -23,13 +22,10 @@ from tfmq.client.consumer.offset_commit import GroupOffsets
 from tfmq.client.consumer.options import ConsumerOptions, seek_position
 from tfmq.client.consumer.positions import Positions
 from tfmq.client.consumer.rebalance import Rebalance
-from tfmq.client.consumer.start_position import read_position_of
 from tfmq.client.operation import NEVER, BackgroundTasks, Event, Executor, Operation, Task, Wait, run_inline
-from tfmq.errors import BadRequest, Closed, StorageStopped, TfmqError, TimedOut, UnknownPartition, UnknownTopic
+from tfmq.errors import BadRequest, Closed, StorageStopped, TimedOut, UnknownPartition, UnknownTopic
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import BY_LATEST, BY_OFFSET, Locate
-
-log = logging.getLogger("tfmq.consumer")
 
 POLL_CHECKS_MAX: Final = 3
 """Maximum number of checks for messages in a `poll` whose timeout has passed. The `poll` ends earlier if neither data
@@ -64,7 +60,7 @@ class ConsumerCore:
         self.stop_requested = Event()
         self.suspended: set[PartitionName] = set()
         """Partitions not delivered for now: their handlers have UNACKED_BYTES_MAX unacked bytes, or a transaction was
-        rolled back and the committed offsets are being read (see `rewind_to_committed`)."""
+        rolled back and the committed offsets are being read (see `rewind_to_committed` in `external_offsets.py`)."""
         self.tasks = BackgroundTasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
         self.fetcher = Fetcher(options)
@@ -509,10 +505,6 @@ class ConsumerCore:
                 self.options.storage.close()
 
 
-RETRY_SECONDS: Final = 1.0
-"""Pause before the group's offsets are requested again after an error."""
-
-
 def redeliver_lost_partitions(core: ConsumerCore, message: ReceivedMessage | None = None) -> None:
     """Redeliver the unacked messages of partitions that this consumer has lost and that were assigned to it again.
 
@@ -527,57 +519,6 @@ def redeliver_lost_partitions(core: ConsumerCore, message: ReceivedMessage | Non
     for name in core.positions.reassigned_after_loss(message):
         rewind = core.set_position if name in core.fetcher.partitions else core.positions.seek
         rewind(name, core.positions.acked_position(name))
-
-
-def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) -> None:
-    """Rewind partitions to their committed offsets after a rolled back transaction.
-
-    Call this under the driver's lock. Partitions that handlers of `run` work on are not rewound, because `run` calls
-    the handlers again with the same messages. Another member may have committed a later offset than this consumer
-    knows. So a rewound partition delivers nothing until its committed offset has been read from the group again, or
-    until a `seek`.
-    """
-    positions = core.positions
-    found = [n for n in names if n in core.fetcher.partitions and n not in positions.ack_trackers]
-    for name in found:
-        offset = positions.committed[name]
-        core.set_position(name, positions.start_position(name) if offset is None else ReadPosition(offset))
-        core.suspended.add(name)
-    if found and not core.closed:
-        core.tasks.start(_rewind_when_read(core, found), core.task_failed)
-        _wake_waiters(core)
-
-
-def _rewind_when_read(core: ConsumerCore, names: Collection[PartitionName]) -> Operation[None]:
-    """Read the committed offsets of the partitions `names` from the group. If an offset differs from the one that this
-    consumer knew, move the partition's read position to it. Then deliver messages of all these partitions again."""
-    positions = core.positions
-    try:
-        while True:
-            try:
-                stored = yield from core.offsets.read(names)
-                break
-            except TfmqError as error:
-                if not error.retriable:
-                    raise
-                log.warning("Group %s waits for its offsets: %s", core.options.group, error)
-            yield Wait((), RETRY_SECONDS)
-        for name in core.suspended.intersection(names, stored, core.fetcher.partitions):
-            row, known = stored[name], positions.committed[name]
-            if row.incarnation == positions.incarnations[name] and row.offset != known:
-                position = read_position_of(name, row)
-                positions.mark_committed({name: position})
-                core.set_position(name, position)
-    finally:
-        core.suspended.difference_update(names)
-    _wake_waiters(core)
-
-
-def _wake_waiters(core: ConsumerCore) -> None:
-    """Send due requests now and wake the callers that wait, in any thread."""
-    core.fetch_session.send_fetches()
-    core.wake_driver()
-    core.rebalance.on_callback_returned()
 
 
 class Lag(int):

@@ -6,16 +6,20 @@ both cases the commit of the transaction acks the delivered messages; after a ro
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from tfmq.client.consumer.core import ConsumerCore, redeliver_lost_partitions, rewind_to_committed
+from tfmq.client.consumer.core import ConsumerCore, redeliver_lost_partitions
 from tfmq.client.consumer.membership import Membership
 from tfmq.client.consumer.message import ReadPosition, ReceivedMessage
 from tfmq.client.consumer.start_position import read_position_of
-from tfmq.errors import BadRequest, Fenced
+from tfmq.client.operation import Operation, Wait
+from tfmq.errors import BadRequest, Fenced, TfmqError
 from tfmq.offsets.storage import OffsetStorage, PartitionName, StoredOffset
 from tfmq.protocol.commands import GroupOffset, TransactionOffsets
+
+log = logging.getLogger("tfmq.consumer")
 
 
 class ExternalOffsets(NamedTuple):
@@ -180,3 +184,60 @@ def transaction_positions(consumer: Any) -> TransactionPositions:
         row = TransactionOffsets(membership.group, membership.member_id, membership.generation, rows)
         generations = {name: membership.generation_of(name) for name in read_positions}
         return TransactionPositions(consuming, lock, row, read_positions, generations)
+
+
+# Redelivery after a rollback.
+
+RETRY_SECONDS: Final = 1.0
+"""Pause before the group's offsets are requested again after an error."""
+
+
+def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) -> None:
+    """Rewind partitions to their committed offsets after a rolled back transaction.
+
+    Call this under the driver's lock. Partitions that handlers of `run` work on are not rewound, because `run` calls
+    the handlers again with the same messages. Another member may have committed a later offset than this consumer
+    knows. So a rewound partition delivers nothing until its committed offset has been read from the group again, or
+    until a `seek`.
+    """
+    positions = core.positions
+    found = [n for n in names if n in core.fetcher.partitions and n not in positions.ack_trackers]
+    for name in found:
+        offset = positions.committed[name]
+        core.set_position(name, positions.start_position(name) if offset is None else ReadPosition(offset))
+        core.suspended.add(name)
+    if found and not core.closed:
+        core.tasks.start(_rewind_when_read(core, found), core.task_failed)
+        _wake_waiters(core)
+
+
+def _rewind_when_read(core: ConsumerCore, names: Collection[PartitionName]) -> Operation[None]:
+    """Read the committed offsets of the partitions `names` from the group. If an offset differs from the one that this
+    consumer knew, move the partition's read position to it. Then deliver messages of all these partitions again."""
+    positions = core.positions
+    try:
+        while True:
+            try:
+                stored = yield from core.offsets.read(names)
+                break
+            except TfmqError as error:
+                if not error.retriable:
+                    raise
+                log.warning("Group %s waits for its offsets: %s", core.options.group, error)
+            yield Wait((), RETRY_SECONDS)
+        for name in core.suspended.intersection(names, stored, core.fetcher.partitions):
+            row, known = stored[name], positions.committed[name]
+            if row.incarnation == positions.incarnations[name] and row.offset != known:
+                position = read_position_of(name, row)
+                positions.mark_committed({name: position})
+                core.set_position(name, position)
+    finally:
+        core.suspended.difference_update(names)
+    _wake_waiters(core)
+
+
+def _wake_waiters(core: ConsumerCore) -> None:
+    """Send due requests now and wake the callers that wait, in any thread."""
+    core.fetch_session.send_fetches()
+    core.wake_driver()
+    core.rebalance.on_callback_returned()

@@ -4,7 +4,8 @@ An ack says that a message's handling is complete. A loop acks its message when 
 the messages of the `poll` before, and closing the consumer without an error acks all delivered messages. In manual mode
 only `commit` acks. Handlers of `run` ack in any order. A partition's offset may be committed up to its first unacked
 message. `Positions` keeps a revoked partition until the consumer has released it, because its messages may still be
-acked. It removes a lost partition: one that another member owns without a release by this consumer.
+acked. It removes a lost partition: one that another member owns without a release by this consumer. After a rolled back
+transaction with offsets, `rewind_to_committed` in `external_offsets.py` moves the positions back.
 """
 
 from __future__ import annotations
