@@ -3,7 +3,7 @@
 import pytest
 
 from tests.client.transaction_rig import TransactionRig, large
-from tfmq.client.transaction.transaction import ONE_REQUEST_BYTES
+from tfmq.client.transaction.pipeline import ONE_REQUEST_BYTES
 from tfmq.errors import BadRequest, TransactionExists
 from tfmq.protocol.commands import BeginTransaction, RollbackTransaction
 

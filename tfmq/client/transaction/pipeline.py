@@ -99,6 +99,8 @@ class TransactionBatch(Batch):
 
 BATCH_BYTES: Final = 256 << 10
 """Size of a batch, the same as by default outside of transactions. Larger batches do not increase the throughput."""
+ONE_REQUEST_BYTES: Final = 1 << 20
+"""A larger transaction is sent while it grows, so that neither client nor broker has all of it in memory."""
 CHECK_INTERVAL_BYTES: Final = 64 << 10
 """A transaction's size is computed only after it may have grown by this number of bytes, not at every message."""
 DELAY_START: Final = 0.0

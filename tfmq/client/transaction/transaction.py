@@ -23,6 +23,7 @@ from tfmq.client.transaction.check_back import Check, answer_checks
 from tfmq.client.transaction.commit import TransactionRequests
 from tfmq.client.transaction.pipeline import (
     BATCH_BYTES,
+    ONE_REQUEST_BYTES,
     BeginFields,
     ProducerSequencePool,
     TransactionAccumulator,
@@ -47,8 +48,6 @@ from tfmq.protocol.commands import ACKS_SYNCED, DescribeTransaction
 
 log = logging.getLogger("tfmq.transaction")
 
-ONE_REQUEST_BYTES: Final = 1 << 20
-"""A larger transaction is sent while it grows, so that neither client nor broker has all of it in memory."""
 EXIT_ROLLBACK_SECONDS: Final = 5.0
 """How long `with` waits for the rollback after an exception. If no reply arrives, the transaction times out later."""
 
