@@ -22,6 +22,13 @@ ERROR_CHARACTERS: Final = 1000
 """Maximum length of a stored error text; a longer text usually contains a payload."""
 TRACEBACK_CHARACTERS: Final = 8000
 """Maximum length of a stored traceback, about a hundred frames. Of a longer one, only the end is stored."""
+COUNT_BEFORE_CALL_MAX: Final = 16
+"""For the first messages of each partition in a run, up to this number, handler calls are counted before they start.
+
+They are counted in the dead-letter store. One of these messages may have crashed the process in a former run, and only
+a call that was counted before its start shows that. Counting costs two commits of the store per message. For a later
+message, calls are counted only if the store has failures of it, which is looked up once per partition.
+"""
 EXPIRY_SECONDS: Final = 3600.0
 """Interval at which a consumer deletes expired dead letters."""
 

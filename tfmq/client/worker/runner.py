@@ -26,7 +26,7 @@ from tfmq.client.consumer.ack_tracker import AckTracker
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.operation import Event, Operation, Wait
-from tfmq.client.worker.dead_letter_store import DeadLetterStore, Failure, HandlerNotCalled
+from tfmq.client.worker.dead_letter_store import COUNT_BEFORE_CALL_MAX, DeadLetterStore, Failure, HandlerNotCalled
 from tfmq.client.worker.listeners import Listeners, Reject, RetryLater, log_failure
 from tfmq.client.worker.ordered_queues import HandlerJob, OrderedQueues
 from tfmq.errors import NOT_DONE, Closed, ConnectionFailed, DecodeFailed, Fenced, TfmqError
@@ -129,13 +129,6 @@ HANDLER_PAUSE_SECONDS_MAX: Final = 30.0
 """Maximum pause before a further call. Not longer, because later messages of the ordered queue wait for it too."""
 HANDLER_PAUSE_JITTER: Final = 0.2
 """Random part of the pause, as a fraction, so that handlers that failed together are not called again together."""
-COUNT_BEFORE_CALL_MAX: Final = 16
-"""For the first messages of each partition in a run, up to this number, handler calls are counted before they start.
-
-They are counted in the dead-letter store. One of these messages may have crashed the process in a former run, and only
-a call that was counted before its start shows that. Counting costs two commits of the store per message. For a later
-message, calls are counted only if the store has failures of it, which is looked up once per partition.
-"""
 EARLY_COMMIT_MAX: Final = 4096
 """Acked offsets are committed early before message 16, 32, 64 … of a partition in a run, up to this message number.
 
