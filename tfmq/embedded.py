@@ -1,4 +1,8 @@
-"""A broker as a child process, for scripts, notebooks and tests."""
+"""A broker as a child process, for scripts, notebooks and tests.
+
+The broker that a client starts for a `file:` address is no child process. Its start, and how long it waits without
+clients, are in `tfmq.client.connection.addresses`, because the client must not import this module or the server.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The dispatcher: moves due messages from the timing wheel to their target queues."""
+"""The dispatcher: moves due messages from the timing wheel to their target queues.
+
+Which of the messages in a queue may be appended now is decided by `fireable_rows` in `target_queue.py`.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

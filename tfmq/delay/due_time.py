@@ -1,4 +1,8 @@
-"""Broker time, by which delayed messages are due, and the due times of messages."""
+"""Broker time, by which delayed messages are due, and the due times of messages.
+
+Whether a due message must wait (it is too early by the wall clock, or is being cancelled) is decided by `fireable_rows`
+in `target_queue.py`.
+"""
 
 from __future__ import annotations
 

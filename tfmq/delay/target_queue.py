@@ -4,6 +4,7 @@ The code that target queues share with transactions is in `tfmq.apply_queue`. Ea
 number) of its last message as its source position, so after a crash it is known which messages were delivered. A queue
 has a row in memory for each due message (`tfmq.delay.rows`). While the target rejects appends, the queue keeps only a
 limited number of rows. The other messages are only on disk, and their rows are loaded when the messages can be sent.
+`fireable_rows` decides which of the first rows may be appended: those before a cancelled, locked or early message.
 """
 
 from __future__ import annotations

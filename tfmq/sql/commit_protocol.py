@@ -1,7 +1,8 @@
 """The commit protocol of a transaction shared by a database and the broker.
 
 The protocol is written once, as generators that yield their steps, for the blocking and the asyncio API: `run_steps`
-executes the steps one after another, `run_steps_async` awaits each step.
+executes the steps one after another, `run_steps_async` awaits each step. Whether the database's transaction is prepared
+(two phases) or only committed is decided by the participant, `SessionParticipant._use_two_phase` in `session.py`.
 """
 
 from __future__ import annotations

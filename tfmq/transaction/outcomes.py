@@ -1,4 +1,8 @@
-"""Outcomes (committed or rolled back) of ended transactions by name, stored for days to reply to late requests."""
+"""Outcomes (committed or rolled back) of ended transactions by name, stored for days to reply to late requests.
+
+What it means that there is no outcome of a transaction is decided by `TransactionStore.certainly_not_committed`, which
+also needs to know which epochs were assigned.
+"""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,8 @@
-"""Queries of operators: the list of transactions, the details of one transaction, and the status."""
+"""Queries of operators: the list of transactions, the details of one transaction, and the status.
+
+The status says whether a transaction is prepared for too long (`alarm`). `InDoubtMonitor` in `tfmq/server/server.py`
+logs this alarm, and repeats it while it lasts.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Final
