@@ -2,6 +2,9 @@
 
 Only whole sealed segments are deleted, the oldest first. A segment expires when its newest append is older than
 `retention_seconds`, or when the log would still have at least `retention_bytes` without that segment.
+
+`LogOptions.roll_seconds` in `options.py` decides after what time the last segment of an idle log is sealed, so that it
+can expire.
 """
 
 from __future__ import annotations

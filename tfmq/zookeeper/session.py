@@ -1,4 +1,8 @@
-"""A thread with a ZooKeeper session, the requests that it sends, and the base class of the state machines it runs."""
+"""A thread with a ZooKeeper session, the requests that it sends, and the base class of the state machines it runs.
+
+When a member of a group must stop delivering, because its session may have ended, is decided in `group_coordinator.py`
+(`DELIVERY_FRACTION`).
+"""
 
 from __future__ import annotations
 
