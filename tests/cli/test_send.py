@@ -4,9 +4,11 @@ import base64
 import io
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,8 @@ from tfmq.message import SendResult
 from tfmq.producer import Producer
 from tfmq.protocol.delayed_handle import Handle, format_handle
 from tools.rigs.live_server import LiveServer
+
+SHORT_TIMEOUT = 1.0
 
 
 def payloads(cli: Cli, topic: str) -> list[str]:
@@ -133,6 +137,33 @@ def test_a_lost_connection_and_its_return_are_printed_once_each(
         assert lines[2:] == [] and json.loads(shown.out)["count"] == 3
     else:
         assert lines[2:] == [f"sent 3 messages to {topic} (synced)\n"] and shown.out == b""
+
+
+class StreamAfterAnOutage(StreamOverAnOutage):
+    """The line after the outage comes when the message before has failed."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"a\n"
+        with Consumer(self.broker.address, topics=self.topic) as consumer:
+            assert next(iter(consumer)).payload == b"a"
+        self.broker.kill()
+        yield b"b\n"
+        time.sleep(3 * SHORT_TIMEOUT)
+        self.broker.start()
+        yield b"c\n"
+        raise AssertionError("no more is read")
+
+
+def test_nothing_is_read_or_sent_after_a_message_that_could_not_be_delivered(
+    own_broker: LiveServer, shown: Shown, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfmq.producer.Producer", partial(Producer, timeout=SHORT_TIMEOUT))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(StreamAfterAnOutage(own_broker, shown, topic, "")))
+    assert run(["send", topic, "--servers", own_broker.address]) in (1, 3)  # the last error of "b" may be its timeout
+    assert run(["read", topic, "--servers", own_broker.address]) == 0
+    shown.read()
+    assert "tfmq: reading stopped after 2 messages, because some could not be delivered\n" in shown.err
+    assert shown.out == b"a\n"
 
 
 def test_nul_may_end_messages(cli: Cli, topic: str) -> None:

@@ -17,6 +17,7 @@ from tfmq.cli.delay_view import due_fields
 from tfmq.cli.option_types import Delay, Moment, Property, client_id_option
 from tfmq.cli.output import Output, json_text, output_options, progress, report_connection, time_text, with_noun
 from tfmq.cli.topic import check_name
+from tfmq.client.connection.connection import ConnectionState
 from tfmq.client.connection.requests import MetadataCache, fetch_topics
 from tfmq.client.send.partitioner import KeyHash
 from tfmq.ids import format_id
@@ -93,8 +94,10 @@ def send(
     `tfmq read --json` prints them; payload, key, tag and properties of each object are sent. To send plain lines with
     --json, use `--lines -`. Messages without a key go to the partitions in turn; messages with the same key go to the
     same partition. Without --json, a topic that is made is named on standard error; two commands that run at the same
-    moment may both name it. After Ctrl-C, the messages that were read are delivered, if the broker is reached before a
-    second Ctrl-C or the timeout, and their number is printed; so is the number of those that may not be delivered.
+    moment may both name it. A message that cannot be delivered within 30 s ends the command with an error; no more
+    input is read then. After Ctrl-C, the messages that were read are delivered, if the broker is reached before a
+    second Ctrl-C or the end of the 30 s, and their number is printed; so is the number of those that may not be
+    delivered.
     """
     from tfmq.producer import Producer
 
@@ -124,7 +127,13 @@ def send(
             progress(output, f"sending to {topic}", None, typed or not is_stream) as advance,
         ):
             create = partial(create_missing_topic, producer, topic, output)
-            count, last, delayed = send_all(producer, topic, read, advance, shared.is_delayed and output.json, create)
+            try:
+                handles = shared.is_delayed and output.json
+                count, last, delayed = send_all(producer, topic, read, advance, handles, create)
+            except KeyboardInterrupt:
+                if producer._core.link.state != ConnectionState.READY and read.count > producer.stats()["messages"]:
+                    output.info("interrupted: waiting for the broker until the timeout; another Ctrl-C ends at once")
+                raise
     except KeyboardInterrupt:
         # `with` has delivered the messages that were read, unless a second Ctrl-C interrupted the delivery.
         if not output.quiet:
@@ -193,6 +202,11 @@ def send_all(
         for message in messages:
             if not count:
                 before_first()
+            if producer._core.accumulator.failed_messages:
+                # Messages after a failed one would leave a gap that nothing shows before the end of the input.
+                text = f"tfmq: reading stopped after {with_noun(count, 'message')}, because some could not be delivered"
+                click.echo(text, err=True)
+                break
             last = producer.send(topic, message)
             count += 1
             if handles:

@@ -37,6 +37,14 @@ COMMAND_LINE: Final = (
         [f"{TERMINAL}::test_short_work_shows_no_bar"],
     ),
     Mutant(
+        "messages-sent-after-one-that-failed",
+        "tfmq send leaves no gap in its input that nothing shows before the end",
+        "tfmq/cli/send.py",
+        "            if producer._core.accumulator.failed_messages:\n",
+        "            if False:\n",
+        ["tests/cli/test_send.py::test_nothing_is_read_or_sent_after_a_message_that_could_not_be_delivered"],
+    ),
+    Mutant(
         "interrupted-send-counts-nothing",
         "tfmq send that is interrupted says how many messages were delivered",
         "tfmq/cli/send.py",
