@@ -7,6 +7,7 @@ For SQLAlchemy 2, blocking and asyncio:
 
     with tfmq.sql.transaction(session, producer) as tx:
         session.add(order)
+        session.flush()  # a generated key is set now
         tx.send("orders", order.as_json())
 
 A crash can leave a transaction in doubt: prepared, but neither committed nor rolled back. After `check`, the producer

@@ -204,6 +204,7 @@ def transaction(
 
         with tfmq.sql.transaction(session, producer) as tx:         # async with, for an AsyncSession
             session.add(order)
+            session.flush()  # a generated key is set now
             tx.send("orders", order.as_json())
 
     The block ends the session's whole transaction, including earlier changes in it: do not call `session.begin()`,
