@@ -20,6 +20,16 @@ from tfmq.protocol.commands import (
 )
 
 
+@pytest.mark.parametrize("count, words", [(1, "1 partition"), (3, "3 partitions")])
+def test_a_topic_made_on_first_use_is_logged_with_its_partitions(
+    caplog: pytest.LogCaptureFixture, count: int, words: str
+) -> None:
+    caplog.set_level("INFO", "tfmq")
+    Broker(topics__partitions=count).ask(Metadata(["orders"], True))
+    (line,) = [each.getMessage() for each in caplog.records if "on first use" in each.getMessage()]
+    assert line.startswith("create topic orders on first use") and line.endswith(f": done, {words}")
+
+
 def test_a_topic_is_made_on_first_use_and_never_by_reading() -> None:
     broker = Broker(topics__partitions=3)
     assert broker.ask(Metadata(["orders"], False)).topics == []

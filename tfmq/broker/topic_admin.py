@@ -93,7 +93,8 @@ class TopicAdmin:
             nonlocal remaining
             remaining -= 1
             if error is None:
-                done = f"done, {self._topics.count(name)} partitions"
+                count = self._topics.count(name)
+                done = f"done, {count} partition{'' if count == 1 else 's'}"
                 log.info("create topic %s on first use, asked by %s: %s", name, session.identity, done)
             elif not isinstance(error, TopicExists):
                 failed.append(error)
