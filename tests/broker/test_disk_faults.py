@@ -1,10 +1,12 @@
 """Faults of the disk in unexpected places."""
 
 import errno
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from journal.disk import RealDisk
 from journal.errors import Stopped
 from journal.filenames import parse_segment_name, segment_name
 from tests.broker.helpers import DATA, Broker
@@ -34,6 +36,14 @@ def test_a_file_name_beyond_every_offset_is_no_segment() -> None:
     broker.disk.create(f"{DATA}/orders-0/{segment_name(10**32 - 1)}")
     broker = Broker(broker.disk, broker.clock)
     assert broker.produce(broker.lease(), 0).code == "ok"
+
+
+def test_a_status_without_the_data_folder_has_everything_but_the_free_space(tmp_path: Path) -> None:
+    broker, deleted = Broker(), str(tmp_path / "deleted")
+    found = broker.ask(commands.Status()).status
+    assert found["free_bytes"] > 0
+    broker.disk.free_space = lambda path: RealDisk().free_space(deleted)  # type: ignore[method-assign]
+    assert broker.ask(commands.Status()).status == {**found, "free_bytes": None}
 
 
 def test_a_status_that_cannot_be_reported_is_an_error_and_the_session_goes_on() -> None:

@@ -244,7 +244,7 @@ class Broker(Runtime):
             "damaged": [{"topic": each.name, "partition": each.number} for each in partitions if each.log.damage],
             "unknown_folders": self.unknown_folders,
             "catalog": self.catalog.log.stopped or "open",
-            "free_bytes": self.disk.free_space(self.data),
+            "free_bytes": self._free_bytes(),
             "parked_fetches": self.fetches.parked_count,
             "pending_bytes": self.backpressure.pending_bytes,
             "forces": self.forcer.forces,
@@ -252,6 +252,13 @@ class Broker(Runtime):
             "delay": self.delay_commands.status(),
             "schedules": self.schedule_commands.status(),
         }
+
+    def _free_bytes(self) -> int | None:
+        """Return the free space on the disk of the data folder; None if the system cannot tell it."""
+        try:
+            return self.disk.free_space(self.data)
+        except OSError:  # for example because the data folder was deleted: the other figures are still known
+            return None
 
     # Stop of the broker
 
