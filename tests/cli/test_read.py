@@ -52,7 +52,9 @@ def test_partitions_offsets_and_places_that_are_not_there(cli: Cli, topic: str) 
     offset = cli("read", topic, "--partition", "1", "--json").objects[0]["offset"]
     assert cli("read", topic, "--partition", "1", "--from", str(offset)).out == b"in 1\n"
     assert cli("read", topic, "--partition", "2").code == 1
-    assert cli("read", topic, "--partition", "1", "--from", "7").code == 1
+    wrong = cli("read", topic, "--partition", "1", "--from", str(offset + 7))
+    assert wrong.code == 1 and f"No message of {topic}-1 starts at offset {offset + 7}" in wrong.err
+    assert f"the one before it starts at {offset}: --from {offset}." in wrong.err and "seek" not in wrong.err
     assert cli("read", topic, "--partition", "1", "--from", "99999").code == 1
     assert cli("read", topic, "--from", "0").code == 2
     assert cli("read", topic, "--from", "yesterday").code == 2

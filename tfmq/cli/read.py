@@ -95,6 +95,7 @@ def read(
     code is 1, unless -n COUNT messages were printed.
     """
     from tfmq.consumer import Consumer
+    from tfmq.errors import NotARecord
 
     line = make_formatter(output, template, escape_controls if sys.stdout.isatty() else bytes)
     ends, unserved, troubles = partition_states(output, topic, partition)
@@ -130,15 +131,30 @@ def read(
         consumer,
         progress(output, f"reading {topic}", None, follow or sys.stdout.isatty()) as advance,
     ):
-        for messages in read_batches(consumer, None if follow else ReadEnds(output, topic, ends, group), count):
-            out.writelines(map(line, messages))
-            out.flush()  # the next poll acknowledges these messages
-            advance(len(messages))
-            printed += len(messages)
+        try:
+            for messages in read_batches(consumer, None if follow else ReadEnds(output, topic, ends, group), count):
+                out.writelines(map(line, messages))
+                out.flush()  # the next poll acknowledges these messages
+                advance(len(messages))
+                printed += len(messages)
+        except NotARecord as error:
+            if not isinstance(start, int) or error.offset != start:
+                raise
+            raise NotARecord(wrong_offset_sentence(consumer, topic, min(ends), start), offset=start) from None
         damaged = bool(consumer.stats()["skipped"])
     if not follow:
         print_problems(troubles)
     return DAMAGE_FOUND if damaged else int(bool(troubles) and printed != count)
+
+
+def wrong_offset_sentence(consumer: "Consumer", topic: str, partition: int, offset: int) -> str:
+    """Return the error text for `--from OFFSET` where no record starts, with the offset of the record before it."""
+    consumer.seek(topic, partition, offset=offset)  # finds the nearest record before the offset
+    nearest = consumer.position(topic, partition)
+    return (
+        f"No message of {topic}-{partition} starts at offset {offset}; the one before it starts at {nearest}: --from"
+        f" {nearest}. `tfmq read {topic} --format '%o %s'` prints the offsets."
+    )
 
 
 def has_offset(output: Output, group: str, topic: str, partitions: Container[int]) -> bool:
