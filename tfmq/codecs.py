@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tfmq.bounded_msgpack import UNCHECKED_BYTES_MAX, check_counts
 from tfmq.errors import BadRequest, DecodeFailed
-from tfmq.limits import is_valid_name
+from tfmq.limits import NAME_RULE, is_valid_name
 
 Value = TypeVar("Value")
 CodecType = TypeVar("CodecType")
@@ -41,7 +41,7 @@ def check_codec(codec: Any, method: str) -> None:
     """Check that each codec has `method`, and that the keys of a dict are valid topic names. Raises BadRequest."""
     for topic, each in codec.items() if isinstance(codec, Mapping) else ((None, codec),):
         if topic is not None and not is_valid_name(topic):
-            raise BadRequest(f"codec= names {topic!r}, which is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+            raise BadRequest(f"codec= names {topic!r}, which cannot be a topic: {NAME_RULE}.")
         if each is not None and (isinstance(each, str) or not hasattr(each, method)):
             raise BadRequest(
                 f"A codec has encode and decode, as tfmq.codecs.json has; {each!r} is none. codec= takes one for all"

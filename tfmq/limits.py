@@ -201,6 +201,8 @@ def _limits_by_name() -> dict[str, Limit]:
 ALL = _limits_by_name()
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+NAME_RULE = "a name has 1 to 249 letters A-Z a-z, digits, '.', '_' or '-', and is not '.' or '..'"
+"""The end of the error text for a name of a topic or group that `is_valid_name` rejects."""
 
 
 def is_valid_name(name: object) -> bool:

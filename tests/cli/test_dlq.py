@@ -248,7 +248,7 @@ def fails_at(number: int) -> Callable[[Letter], dict[str, Any]]:
     [
         (["list", "--store", "none.db"], 1, "There are no dead letters at none.db"),
         (["list", "--store", "nosuch://x"], 2, "names no database"),
-        (["list", "--store", "topic:a/b"], 2, "is not a topic's name"),
+        (["list", "--store", "topic:a/b"], 2, "cannot be a topic"),
         (["list", "--store", "sqlite://"], 2, "in memory"),
         (["export", "--store", "STORE", "-o", "/nonexist/f"], 1, "/nonexist/f cannot be written: No such"),
         (["list", "--store", "STORE", "--state", "asleep"], 2, "asleep"),

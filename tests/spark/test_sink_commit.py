@@ -146,7 +146,7 @@ def test_wrong_rows_leave_nothing(task: Task) -> None:
 
     settings = task.settings._replace(topic="")
     rows = pa.RecordBatch.from_pydict({"value": [b"a", b"b"], "topic": ["orders", "a/b"]})
-    with pytest.raises(BadRequest, match="'a/b' in the column topic is no topic's name"):
+    with pytest.raises(BadRequest, match="'a/b' in the column topic cannot be a topic"):
         write_rows(settings, CommitMember("query", 0, "run-1"), iter([rows]))
     assert task.broker.admin().transactions(["open", "prepared"]) == []
 

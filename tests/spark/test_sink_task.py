@@ -178,7 +178,7 @@ def test_topics_come_from_the_column_unless_the_option_says_one() -> None:
 def test_a_row_without_a_topic_or_with_a_wrong_name_is_refused() -> None:
     with pytest.raises(BadRequest, match="A row has no topic: the column topic is null"):
         sent(rows(value=[b"a"], topic=pa.array([None], pa.string())), topic="")
-    with pytest.raises(BadRequest, match="'a/b' in the column topic is no topic's name"):
+    with pytest.raises(BadRequest, match="'a/b' in the column topic cannot be a topic"):
         sent(rows(value=[b"a"], topic=["a/b"]), topic="")
 
 

@@ -11,7 +11,7 @@ from tfmq.cli import main
 from tfmq.cli.option_types import PositiveInteger, Property, StartPosition
 from tfmq.cli.output import Output, confirm, did_you_mean, output_options, size_text, with_noun
 from tfmq.errors import UnknownTopic
-from tfmq.limits import is_valid_name
+from tfmq.limits import NAME_RULE, is_valid_name
 from tfmq.message import PartitionState
 
 if TYPE_CHECKING:
@@ -270,9 +270,7 @@ def check_name(name: str) -> None:
     if is_valid_name(name):
         return
     wildcards = " There are no wildcards here: give one name." if set(name) & set("*?[]") else ""
-    raise click.UsageError(
-        f"{name!r} cannot be a topic: a name has 1 to 249 letters, digits, '.', '_' or '-'.{wildcards}"
-    )
+    raise click.UsageError(f"{name!r} cannot be a topic: {NAME_RULE}.{wildcards}")
 
 
 def find_topic(admin: Admin, name: str) -> Any:

@@ -57,7 +57,7 @@ def parse_address(where: str | os.PathLike[str]) -> StoreAddress:
     if where.startswith(TOPIC_PREFIX):
         name = where.removeprefix(TOPIC_PREFIX)
         if not limits.is_valid_name(name):
-            raise BadRequest(f"{name!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+            raise BadRequest(f"{name!r} cannot be a topic: {limits.NAME_RULE}.")
         return StoreAddress("topic", name)
     if _URL.match(where):
         return StoreAddress("url", where)

@@ -98,7 +98,7 @@ class Name:
             and (limits.is_valid_short_name(value) or (self.empty and not value))
         ):
             return value
-        _reject(name, "a name of 1 to 249 letters, digits, '.', '_' or '-', and not '.' or '..'", value)
+        _reject(name, "a name of 1 to 249 letters A-Z a-z, digits, '.', '_' or '-', and not '.' or '..'", value)
 
 
 class Map:

@@ -66,7 +66,7 @@ def parse_topics(value: str) -> tuple[str, ...]:
 
 def parse_name(value: str) -> str:
     if not is_valid_name(value.strip()):
-        raise ValueError("a name, 1 to 249 of A-Z a-z 0-9 . _ -")
+        raise ValueError("a name, 1 to 249 of A-Z a-z 0-9 . _ - and neither . nor ..")
     return value.strip()
 
 

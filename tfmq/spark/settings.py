@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tfmq.client.connection.addresses import parse_servers
 from tfmq.errors import BadRequest
-from tfmq.limits import TRANSACTION_TTL_SECONDS, is_valid_name
+from tfmq.limits import NAME_RULE, TRANSACTION_TTL_SECONDS, is_valid_name
 from tfmq.spark.log_reader import SourceAddress
 from tfmq.spark.offsets import OffsetSpec, Subscription, parse_ending, parse_starting, parse_subscription
 from tfmq.spark.options import exclusive_option, parse_options
@@ -136,7 +136,7 @@ def parse_sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSet
     require_one_broker(found["servers"])
     topic = found.get("topic", "")
     if topic and not is_valid_name(topic):
-        raise BadRequest(f"topic must be a topic's name, 1 to 249 of A-Z a-z 0-9 . _ -, not {topic!r}.")
+        raise BadRequest(f"{topic!r} in the option topic cannot be a topic: {NAME_RULE}.")
     ttl = found.get("transactionTtl")
     if ttl is not None and ttl > TRANSACTION_TTL_SECONDS.cap:
         raise BadRequest(

@@ -31,7 +31,7 @@ from tfmq.client.transaction import commit_group
 from tfmq.client.transaction.commit_group import CommitGroupWriter, MemberBatch
 from tfmq.client.transaction.pipeline import ProducerSequencePool
 from tfmq.errors import BadRequest, TfmqError, UnknownPartition
-from tfmq.limits import is_valid_name
+from tfmq.limits import NAME_RULE, is_valid_name
 from tfmq.protocol.commands import CommitGroup, CommitGroupReply, CommitMember, Ping, TransactionName
 from tfmq.spark.settings import SinkSettings
 
@@ -214,7 +214,7 @@ class RowBatcher:
             raise BadRequest('A row has no topic: the column topic is null there; or give option("topic", NAME).')
         for name, part in _group_rows(rows, column):
             if not is_valid_name(name):
-                raise BadRequest(f"{name!r} in the column topic is no topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+                raise BadRequest(f"{name!r} in the column topic cannot be a topic: {NAME_RULE}.")
             yield name, part
 
     def _split_by_partition(self, topic: Topic, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -217,14 +217,13 @@ def _group_name(group: str | None, broadcast: bool | str) -> str | None:
     name = group
     if not isinstance(broadcast, bool) and not limits.is_valid_name(broadcast):
         raise BadRequest(
-            f"broadcast={broadcast!r}: it takes True, or a name that stands for this machine: letters, digits, '.', '_'"
-            " and '-', at most 249."
+            f"broadcast={broadcast!r}: it takes True, or a name that stands for this machine: {limits.NAME_RULE}."
         )
     if broadcast:
         own = broadcast if isinstance(broadcast, str) else re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
         name = f"{group}-{own}"
     if not limits.is_valid_name(name):
-        raise BadRequest(f"{name!r} is no name of a group: letters, digits, '.', '_' and '-', at most 249.")
+        raise BadRequest(f"{name!r} cannot be a group: {limits.NAME_RULE}.")
     return name
 
 
@@ -460,4 +459,4 @@ def _check_partition_number(value: object) -> int:
 def _check_topic_name(name: object) -> str:
     if isinstance(name, str) and limits.is_valid_name(name):
         return name
-    raise BadRequest(f"{name!r} is no name of a topic: letters, digits, '.', '_' and '-', at most 249.")
+    raise BadRequest(f"{name!r} cannot be a topic: {limits.NAME_RULE}.")

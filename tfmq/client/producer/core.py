@@ -19,7 +19,7 @@ from tfmq.client.transaction.transaction import ProducerTransactions
 from tfmq.codecs import Codec, check_codec, select_codec
 from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TimedOut
 from tfmq.hooks import check_hooks
-from tfmq.limits import is_valid_name
+from tfmq.limits import NAME_RULE, is_valid_name
 from tfmq.message import Message, payload_bytes
 from tfmq.protocol.commands import ACKS
 
@@ -38,7 +38,7 @@ def send_options(given: Mapping[str, Any]) -> SendOptions:
     if acks is not None and acks not in ACKS:
         raise BadRequest(f"acks={acks!r} is not known; it takes None or one of {', '.join(map(repr, ACKS))}.")
     if group is not None and not is_valid_name(group):
-        raise BadRequest(f"{group!r} is not a group's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+        raise BadRequest(f"{group!r} cannot be a group: {NAME_RULE}.")
     for name in ("linger_ms", "batch_bytes", "buffer_bytes", "timeout"):
         value = given[name]
         if not isinstance(value, int | float) or not (value > 0 or (value == 0 and name == "linger_ms")):
@@ -135,7 +135,7 @@ class ProducerCore:
         """
         self.check_open()
         if not isinstance(topic, str) or not is_valid_name(topic):
-            raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+            raise BadRequest(f"{topic!r} cannot be a topic: {NAME_RULE}.")
         if message.partition is not None and type(message.partition) is not int:
             raise TypeError(f"A partition is a number, not {type(message.partition).__name__}.")
         for hook in self.hooks:

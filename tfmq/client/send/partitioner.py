@@ -170,7 +170,7 @@ class StrictPartitions(PartitionSelector):
             )
         for topic, numbers in partitions.items():
             if not limits.is_valid_name(topic):
-                raise BadRequest(f"{topic!r} is no name of a topic: letters, digits, '.', '_' and '-', at most 249.")
+                raise BadRequest(f"{topic!r} cannot be a topic: {limits.NAME_RULE}.")
             if (
                 not isinstance(numbers, Sequence)
                 or isinstance(numbers, str | bytes)

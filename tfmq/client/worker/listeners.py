@@ -41,7 +41,7 @@ class Listeners:
         Raises BadRequest for an invalid topic name, and if the topic has a listener already.
         """
         if not limits.is_valid_name(topic):
-            raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+            raise BadRequest(f"{topic!r} cannot be a topic: {limits.NAME_RULE}.")
         if topic in self._by_topic:
             raise BadRequest(f"The topic {topic} has a listener already; a topic has one.")
 

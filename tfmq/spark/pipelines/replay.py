@@ -28,7 +28,7 @@ from tfmq.arrow import partition_of
 from tfmq.cli.option_types import Moment, point_in_time
 from tfmq.cli.output import with_noun
 from tfmq.errors import BadRequest, Damaged, TopicExists, UnknownTopic
-from tfmq.limits import is_valid_name
+from tfmq.limits import NAME_RULE, is_valid_name
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.pipelines import command, parquet_files
 from tfmq.spark.pipelines.archive_folder import ArchiveFile, ArchiveFolder, Manifest
@@ -357,7 +357,7 @@ def replay(
     Run the command again after an interruption, or when the archive has grown: it continues, and sends nothing twice.
     """
     if target is not None and not is_valid_name(target):
-        raise click.BadParameter("a topic's name is 1 to 249 of A-Z a-z 0-9 . _ -", param_hint="--to")
+        raise click.BadParameter(f"{target!r} cannot be a topic: {NAME_RULE}.", param_hint="--to")
     choice = ReplayFilter(topic, tuple(sorted(set(partitions))), *command.parse_window(since, until))
     broker = command.resolve_broker(servers)
     wish = ReplayOptions(folder.resolve(), choice, broker, target or topic, timeout, repartition, into_itself)
