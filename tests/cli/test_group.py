@@ -156,7 +156,7 @@ def test_a_group_is_deleted_unless_a_member_is_alive(cli: Cli, topic: str, broke
         ran = cli("group", "delete", topic, "--yes")
         assert (ran.code, "live member" in ran.err) == (1, True)
     refused = cli("group", "delete", topic)
-    assert refused.code == 2 and "with 1 saved offset, say --yes" in refused.err
+    assert refused.code == 2 and f"Add --yes to delete the group {topic} with 1 saved offset.\n" in refused.err
     assert cli("group", "delete", topic, "--yes").err == f"deleted the group {topic}\n"
     assert topic not in [row["group"] for row in cli("group", "list", "--json").json]
     assert cli("group", "delete", topic, "--yes").code == 1

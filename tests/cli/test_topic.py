@@ -50,14 +50,17 @@ def test_nothing_is_deleted_without_a_yes(cli: Cli, topic: str) -> None:
     cli("send", topic, "precious")
     refused = cli("topic", "delete", topic)
     assert refused.code == 2
-    assert "say --yes" in refused.err
+    assert "Add --yes to delete" in refused.err
     assert cli("read", topic).out == b"precious\n"
 
 
 def test_what_waits_for_its_time_is_named_before_it_goes_too(cli: Cli, topic: str) -> None:
     cli("send", topic, "a")
     cli("send", topic, "b", "c", "--delay", "1h")
-    assert "with 1 message and 2 that wait for their time, say --yes" in cli("topic", "delete", topic).err
+    assert (
+        f"Add --yes to delete {topic} with 1 message and 2 that wait for their time.\n"
+        in cli("topic", "delete", topic).err
+    )
 
 
 def test_a_wrong_setting_is_refused_with_the_likely_one(cli: Cli, topic: str) -> None:
@@ -151,7 +154,9 @@ def test_a_purge_removes_what_is_older_and_moves_groups_to_what_is_left(cli: Cli
         cli("send", topic, payload)
     cli("read", topic, "-g", topic, "-n", "1")
     third = cli("read", topic, "--json", "-n", "3").objects[2]["offset"]
-    assert "say --yes" in cli("topic", "purge", topic).err
+    assert (
+        f"Add --yes to remove the messages of {topic}; they cannot be restored.\n" in cli("topic", "purge", topic).err
+    )
     beyond = cli("topic", "purge", topic, "--before", "999999", "--yes")
     assert beyond.code == 1 and "ends at offset" in beyond.err and "nothing was removed" in beyond.err
     ran = cli("topic", "purge", topic, "--before", str(third), "--yes")

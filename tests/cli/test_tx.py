@@ -131,31 +131,34 @@ def test_the_states_of_the_option_are_those_that_can_be_listed() -> None:
 
 def test_nothing_is_decided_by_a_script_without_a_yes(rig: Rig) -> None:
     rig.put(row("order-42", 7))
-    for command, words in (("commit", "To commit order-42"), ("rollback", "To roll back order-42")):
+    for command, words in (("commit", "Add --yes to commit order-42"), ("rollback", "Add --yes to roll back order-42")):
         refused = rig(command, "order-42")
         assert refused.code == 2
-        for part in (words, "by hand", "cannot be undone", "say --yes", "3 messages for orders", "1 min 30 s"):
+        for part in (words, "by hand", "; this cannot be undone.", "3 messages for orders", "1 min 30 s"):
             assert part in refused.err
     assert rig.broker.decided == []
 
 
-def test_a_person_is_asked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_person_is_asked(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     rig.put(row("order-42", 7))
     found = [Reader(rig.broker).transaction("order-42")]
     asked: list[str] = []
 
-    def answer(question: str, abort: bool, err: bool) -> None:
+    def answer(question: str, err: bool) -> bool:
         asked.append(question)
-        raise click.Abort()
+        return False
 
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(click, "confirm", answer)
-    with pytest.raises(click.Abort):
-        tx.confirm_end("commit", found, as_owner=True)
-    with pytest.raises(click.Abort):
-        tx.confirm_end("rollback", found * 3, as_owner=False)
+    for what, several, refused in (("commit", 1, "not committed"), ("rollback", 3, "not rolled back")):
+        with pytest.raises(click.exceptions.Exit) as caught:
+            tx.confirm_end(what, found * several, as_owner=what == "commit")
+        assert caught.value.exit_code == 1
+        assert capsysbinary.readouterr().err.decode() == f"{refused}\n"
     assert asked[0].startswith("Commit order-42 (prepared, 1 min 30 s old, by a client")
-    assert "in its owner's name" in asked[0] and "cannot be undone" in asked[0]
+    assert "in its owner's name" in asked[0] and asked[0].endswith("? This cannot be undone.")
     assert asked[1].startswith("Roll back 3 transactions (6.0 KiB; the first is order-42")
 
 

@@ -68,14 +68,14 @@ def test_a_wrong_name_forgets_nothing_and_gets_the_likely_one(rig: Rig) -> None:
 
 def test_a_script_forgets_nothing_without_a_yes(rig: Rig) -> None:
     ran = rig("forget-group", "query-1")
-    assert ran.code == 2 and "To forget query-1, which is at sequence 1, say --yes. It cannot be undone." in ran.err
+    assert ran.code == 2 and "Add --yes to forget query-1, which is at sequence 1; this cannot be undone." in ran.err
     assert len(rig.broker.groups) == 3
 
 
 def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question))
+    monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question) or True)
     tx.confirm_forgetting([CommitGroupDescription("a", 1), CommitGroupDescription("b", 2)])
     tx.confirm_forgetting([CommitGroupDescription("c")])
     assert asked == [

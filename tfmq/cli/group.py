@@ -167,6 +167,6 @@ def delete(name: str, yes: bool, output: Output) -> None:
         found = find_group(admin, name)
         if not yes:
             saved = sum(row["offset"] >= 0 for row in found.offsets)
-            confirm(f"delete the group {name} with {with_noun(saved, 'saved offset')}")
+            confirm(f"delete the group {name} with {with_noun(saved, 'saved offset')}", "not deleted")
         admin.delete_group(name)
     output.report({"group": name, "deleted": True}, f"deleted the group {name}")

@@ -190,11 +190,19 @@ def heading(key: str) -> str:
     return key.replace("_", " ")
 
 
-def confirm(what: str, advice: str = ", say --yes.", warning: str = "") -> None:
-    """Ask on a terminal whether to do `what`; elsewhere raise UsageError, so that no script deletes by accident."""
+def confirm(what: str, refused: str, warning: str = "") -> None:
+    """Ask on a terminal whether to do `what`; elsewhere raise UsageError, so that no script deletes by accident.
+
+    `refused` is printed if the user declines, such as "not deleted"; the command then ends with exit code 1. `warning`
+    is a clause such as "this cannot be undone".
+    """
     if not sys.stdin.isatty():
-        raise click.UsageError(f"To {what}{advice}")
-    click.confirm(f"{what[0].upper()}{what[1:]}?{warning}", abort=True, err=True)
+        end = f"; {warning}" if warning else ""
+        raise click.UsageError(f"Add --yes to {what}{end}.")
+    end = f" {warning[0].upper()}{warning[1:]}." if warning else ""
+    if not click.confirm(f"{what[0].upper()}{what[1:]}?{end}", err=True):
+        click.echo(refused, err=True)
+        raise click.exceptions.Exit(1)
 
 
 def format_cell(value: Any) -> str:

@@ -227,7 +227,7 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
             raise click.UsageError(f"{name} has {number} partitions, an offset needs --partition")
         if not yes:
             until = "" if before == "latest" else f" before {before}"
-            confirm(f"remove the messages of {where}{until}; they cannot be restored")
+            confirm(f"remove the messages of {where}{until}", "not removed", "they cannot be restored")
         purged = admin.purge(name, partition, before)
         left = admin.topic(name)
     before_it = {each.partition: each.first_ordinal for each in found.partitions}
@@ -257,7 +257,7 @@ def delete(name: str, yes: bool, output: Output) -> None:
         if not yes:
             waiting = admin.delayed_histogram([0, 1], name).pending
             delayed = f" and {waiting:,} that wait for their time" if waiting else ""
-            confirm(f"delete {name} with {with_noun(found['messages'], 'message')}{delayed}")
+            confirm(f"delete {name} with {with_noun(found['messages'], 'message')}{delayed}", "not deleted")
         admin.delete_topic(name)
     output.report({"topic": name, "deleted": True}, f"deleted {name}")
 

@@ -217,7 +217,7 @@ def confirm_forgetting(found: list[CommitGroupDescription]) -> None:
     which = f"{escape_unprintable(first.group)}, which {where}"
     if len(found) > 1:
         which = f"{with_noun(len(found), 'commit group')}; the first is {which}"
-    confirm(f"forget {which}", ", say --yes. It cannot be undone.", " This cannot be undone.")
+    confirm(f"forget {which}", "not forgotten", "this cannot be undone")
 
 
 STATES = tuple(state.value for state in State if state not in ENDED_STATES)
@@ -436,14 +436,14 @@ def report_end(output: Output, row: dict[str, Any]) -> None:
 
 
 def confirm_end(what: str, found: Sequence[TransactionDescription], as_owner: bool) -> None:
-    verb = "commit" if what == "commit" else "roll back"
+    verb, refused = ("commit", "not committed") if what == "commit" else ("roll back", "not rolled back")
     how = "in its owner's name" if as_owner else "by hand"
     if len(found) == 1:
         which = describe_transaction(found[0])
     else:
         size = size_text(sum(each.size_bytes for each in found))
         which = f"{with_noun(len(found), 'transaction')} ({size}; the first is {describe_transaction(found[0])})"
-    confirm(f"{verb} {which} {how}", ", which cannot be undone, say --yes.", " This cannot be undone.")
+    confirm(f"{verb} {which} {how}", refused, "this cannot be undone")
 
 
 @tx.command(
