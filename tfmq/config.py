@@ -210,6 +210,7 @@ def _check_combinations(config: Config) -> None:
             f"server.listen is {config.server.listen}, outside of this machine, where anyone could read and write:"
             " this release has neither users nor TLS. Set server.insecure = true if the network is trusted.",
             key="server.listen",
+            listen=config.server.listen,
         )
     largest, frame = config.limits["message_bytes"], config.limits["frame_bytes"]
     if frame < largest + BLOCK_BYTES + HEADER_BYTES:

@@ -10,12 +10,13 @@ import socket
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from journal.errors import Corrupt, Full, JournalError, Locked, NewerFormat
 from tests.server.wire import Process, Wire, running
 from tfmq.errors import ConfigError, NotAllowed
 from tfmq.protocol import commands
-from tfmq.server.main import _announce_ready, exit_code, notify_systemd, startup_sentence
+from tfmq.server.main import _announce_ready, exit_code, main, notify_systemd, startup_sentence
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
@@ -249,7 +250,8 @@ def system(number: int, path: str = "/data/x") -> OSError:
             ["journal of transactions", "from 64 to 96", "tfmq log verify /data/transactions", "Nothing was changed"],
         ),
         (JournalError("odd"), ["cannot start", "odd"]),
-        (system(errno.EACCES), ["/data/x", "no rights"]),
+        (system(errno.EACCES, "/no-such-entry"), ["may not use /:", "no rights"]),
+        (system(errno.ENOENT, "/proc/x"), ["/proc/x cannot be created: No such file or directory.", "--data"]),
         (system(errno.EROFS), ["read-only"]),
         (system(errno.ENOSPC), ["no space left"]),
         (system(errno.ENOTDIR), ["no folder"]),
@@ -266,6 +268,26 @@ def test_a_reason_is_one_sentence_or_two_with_what_to_do(error: BaseException, w
     assert all(word in said for word in words), said
     assert "\n" not in said
     assert exit_code(error) == 1
+
+
+def test_missing_rights_are_reported_for_the_folder_that_exists(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "meta", tmp_path / "meta" / "version"):
+        said = startup_sentence(system(errno.EACCES, str(path)), str(tmp_path))
+        assert said is not None and said.startswith(f"The server may not use {tmp_path}: ")
+
+
+def test_a_listen_address_whose_host_does_not_resolve_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(host: str, *rest: object, **options: object) -> list[object]:
+        if host == "nohost.example":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    for host, found in (("nohost.example", True), ("192.0.2.1", False), ("", False)):
+        ran = CliRunner().invoke(main, ["--listen", f"{host}:8398"])
+        assert ran.exit_code == 2 and "server.insecure = true" in ran.stderr
+        assert ("the host 'nohost.example' is not known (Name or service not known)" in ran.stderr) == found
+    assert "not known" not in CliRunner().invoke(main, ["--set", "flush.mesages=1"]).stderr
 
 
 def test_a_wrong_configuration_is_wrong_usage() -> None:

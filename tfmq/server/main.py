@@ -86,6 +86,20 @@ def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> b
 # Start failures: a sentence that says what to do, and the exit code
 
 
+def unknown_host_sentence(listen: str) -> str:
+    """Return a sentence that follows another one if the host of `listen` (HOST:PORT) does not resolve, else ""."""
+    from tfmq.config import split_address
+
+    host = split_address(listen)[0] if listen else ""
+    if not host:
+        return ""
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a part of the name is too long
+        return f" Besides, the host {host!r} is not known ({getattr(error, 'strerror', None) or error})."
+    return ""
+
+
 def exit_code(error: BaseException) -> int:
     """Return the exit code for an error at the start: 2 for a wrong configuration, else 1."""
     return 2 if isinstance(error, ConfigError) else 1
@@ -137,7 +151,9 @@ def _os_error_sentence(error: OSError, data: str) -> str:
     path = error.filename or data
     if error.errno in (errno.EACCES, errno.EPERM):
         user = f"user {os.geteuid()}"
-        return f"The server may not use {path}: {user} has no rights there. Change its owner, or use --data."
+        # The path of a file that could not be created does not exist. The rights that are missing are its folder's.
+        there = _existing_path(path)
+        return f"The server may not use {there}: {user} has no rights there. Change its owner or rights, or use --data."
     if error.errno == errno.EROFS:
         return f"{path} is on a file system that is mounted read-only. Choose another folder with --data."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -147,11 +163,18 @@ def _os_error_sentence(error: OSError, data: str) -> str:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "The limit of open files is too low for the logs of this data folder. Raise it (ulimit -n)."
     if error.errno == errno.ENOENT:
-        return f"{path} cannot be created. Choose another place for the data with --data."
+        return f"{path} cannot be created: {error.strerror}. Choose another place for the data with --data."
     way_on = path_error_advice(error, data)
     if way_on is not None:
         return f"The server cannot start: {way_on}"
     return f"The server cannot start: {path}: {error.strerror or error}."
+
+
+def _existing_path(path: str) -> str:
+    """Return `path`, or the nearest folder above it that exists."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path) or "."
+    return path
 
 
 logger = logging.getLogger("tfmq.server")
@@ -199,7 +222,7 @@ def main(
     try:
         config = load()
     except ConfigError as error:
-        _exit_with(error.sentence, 2)
+        _exit_with(error.sentence + unknown_host_sentence(error.details.get("listen", "")), 2)
     if check_config:
         click.echo(configuration.describe(config))
         return
