@@ -243,6 +243,8 @@ def test_check_config_shows_every_key_its_value_and_its_origin() -> None:
     table, rows = describe(config), {key: (value, origin) for key, value, origin in config_rows(config)}
     for key in SETTINGS:
         assert key in table and key in rows
+    marked = {line.split()[0] for line in table.splitlines() if line.endswith("default (not in this release)")}
+    assert marked == {"server.tls_certificate", "server.tls_key", "server.users", "http.listen"}
     assert rows["flush.messages"] == (5, "--set flush.messages")
     assert rows['topic."o".flush.messages'][0] == 1
 

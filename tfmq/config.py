@@ -399,8 +399,17 @@ def config_rows(config: Config) -> list[tuple[str, Any, str]]:
     return found
 
 
+RESERVED = " (not in this release)"
+
+
+def is_reserved(key: str) -> bool:
+    """Return whether a key belongs to a feature of a later release, so that only its default is accepted."""
+    return key in SETTINGS and bool(SETTINGS[key][0].later)
+
+
 def describe(config: Config) -> str:
-    """Return the configuration as a text table: key, value and origin in each line."""
+    """Return the configuration as a text table: key, value and origin in each line. Reserved keys are marked."""
     table = [(key, json.dumps(value), origin) for key, value, origin in config_rows(config)]
+    table = [(key, value, origin + (RESERVED if is_reserved(key) else "")) for key, value, origin in table]
     widths = [max(len(row[column]) for row in table) for column in (0, 1)]
     return "\n".join(f"{key:{widths[0]}}  {value:{widths[1]}}  {origin}" for key, value, origin in table)
