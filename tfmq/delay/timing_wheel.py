@@ -167,18 +167,30 @@ class HashedTimingWheel:
         count = len(dues)
         if not count:
             return
-        low, high = self._relative(min(dues)), self._relative(max(dues))
+        low = self._relative(dues[0] if count == 1 else min(dues))
+        high = low if count == 1 else self._relative(max(dues))
         if low <= self._popped:
             self._return_ready()
             late = self.popped_ms
             self._added_late.update(number for due, number in zip(dues, numbers, strict=True) if due <= late)
-        if max(low // self.tick_ms, self._hand) == max(high // self.tick_ms, self._hand):
+        if count == 1:
+            self._add_one(low, numbers[0], locators[0], tags[0])
+        elif max(low // self.tick_ms, self._hand) == max(high // self.tick_ms, self._hand):
             self._add_together(max(low // self.tick_ms, self._hand), low, dues, numbers, locators, tags)
         else:
             self._add_apart(dues, numbers, locators, tags)
         self.row_count += count
         if self._next_due is None or (self._next_due != UNKNOWN_DUE and low < self._next_due):
             self._next_due = low
+
+    def _add_one(self, relative: int, number: int, locator: int, tag: int) -> None:
+        tick = relative // self.tick_ms
+        slot = self._slot(tick if tick > self._hand else self._hand)
+        slot.numbers.append(number)
+        slot.locators.append(locator)
+        slot.packed.append(relative << DUE_SHIFT | tag)
+        if relative < slot.due_min:
+            slot.due_min = relative
 
     def _add_together(self, tick: int, low: int, dues: Sequence[int], *columns: Sequence[int]) -> None:
         """Add messages that are all due in one tick (such as those of one send with one delay) by whole columns."""
@@ -220,7 +232,8 @@ class HashedTimingWheel:
         """Cancel a message; return False if it was popped or cancelled before. Its row may stay until the due time."""
         if number in self._cancelled:
             return False
-        if number not in self._added_late and (due, number) < self.first_unpopped:
+        may_be_popped = due <= self.base_ms + self._popped and number not in self._added_late
+        if may_be_popped and (due, number) < self.first_unpopped:
             return False
         self._cancelled.add(number)
         if len(self._cancelled) > CANCELLED_ROWS_MIN and 2 * len(self._cancelled) > self.row_count:

@@ -159,4 +159,20 @@ DELAY_FIRING: Final = (
         "        end_due = min(request.end_due, DUE_MAX)\n",
         [CONTRACT],
     ),
+    Mutant(
+        "a-message-added-alone-leaves-the-bound-of-its-list",
+        "a message that is added alone is popped when it is due, also before the others of its list",
+        "tfmq/delay/timing_wheel.py",
+        "            slot.due_min = relative\n\n    def _add_together",
+        "            pass\n\n    def _add_together",
+        ["tests/delay/test_timing_wheel.py"],
+    ),
+    Mutant(
+        "a-popped-message-is-cancelled",
+        "a message that was popped in the same millisecond cannot be cancelled any more",
+        "tfmq/delay/timing_wheel.py",
+        "        may_be_popped = due <= self.base_ms",
+        "        may_be_popped = due < self.base_ms",
+        ["tests/delay/test_timing_wheel.py"],
+    ),
 )
