@@ -47,7 +47,7 @@ def test_who_made_grew_and_deleted_a_topic_is_in_the_log(lines: Lines) -> None:
         "resume orders-0, asked by mary at 10.0.0.7:5: it is open",
         "delete topic orders, asked by mary at 10.0.0.7:5: done",
         "delete topic orders, asked by mary at 10.0.0.7:5: not done: there is none, or not of that incarnation",
-        "create topic bills on first use, asked by mary at 10.0.0.7:5: done, 1 partitions",
+        "create topic bills on first use, asked by mary at 10.0.0.7:5: done, 1 partition",
     ]
 
 

@@ -87,7 +87,7 @@ def test_the_payload_may_be_a_file_and_one_of_both_is_wanted(cli: Cli, topic: st
         (("0 9 * *", "mistaken", "go"), "write five fields"),
         (("0 0 30 2 *", "mistaken", "go"), "never come"),
         (("@daily", "mistaken", "go", "--timezone", "Europe/Atlantis"), "write its name as in Europe/Berlin"),
-        (("@daily", "mistaken", "go", "--name", "no/name"), "letters, digits"),
+        (("@daily", "mistaken", "go", "--name", "no/name"), "letters A-Z a-z, digits"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
