@@ -191,7 +191,7 @@ def test_one_that_is_not_applied_everywhere_waits() -> None:
     scene.targets.force()
     scene.advance()
     assert scene.settled == []
-    assert each.undurable_tasks == 0, "whoever ends it sees that all of it is on the disk"
+    assert each.undurable_tasks == 0, "the caller that ends it sees that all of it is durable"
 
 
 def test_after_a_failed_fsync_nothing_is_settled_and_it_is_asked_again_later() -> None:

@@ -447,24 +447,34 @@ class ConnectionReport:
 
 
 @contextmanager
-def report_connection(output: Output, link: "ClientConnection") -> Iterator[None]:
-    """While the block runs, print on standard error when its connection is lost and when it is made again."""
-    if output.quiet:
-        yield
-        return
-    report, ended = ConnectionReport(link), threading.Event()
+def call_repeatedly(pause_seconds: float, action: Callable[[], None], name: str) -> Iterator[None]:
+    """Call `action` in a thread called `name` every `pause_seconds`, until the `with` block ends."""
+    ended = threading.Event()
 
-    def check_regularly() -> None:
-        while not ended.wait(CONNECTION_CHECK_SECONDS):
-            report.check()
+    def run() -> None:
+        while not ended.wait(pause_seconds):
+            action()
 
-    thread = threading.Thread(target=check_regularly, name="tfmq connection report", daemon=True)
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def report_connection(output: Output, link: "ClientConnection") -> Iterator[None]:
+    """While the block runs, print on standard error when its connection is lost and when it is made again."""
+    if output.quiet:
+        yield
+        return
+    report = ConnectionReport(link)
+    try:
+        with call_repeatedly(CONNECTION_CHECK_SECONDS, report.check, "tfmq connection report"):
+            yield
+    finally:
         report.check()
 
 

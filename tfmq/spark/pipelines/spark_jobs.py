@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 import click
 
 from journal.errors import JournalError
-from tfmq.cli.output import Output, age_text, size_text, terminal_width
+from tfmq.cli.output import Output, age_text, call_repeatedly, size_text, terminal_width
 from tfmq.errors import BY_CODE, CLASSES, StoreFailed, TfmqError
 
 if TYPE_CHECKING:
@@ -226,27 +226,9 @@ def report_progress(progress: Progress, done: Callable[[], tuple[int, int]]) -> 
         progress.add(now[0] - before[0], now[1] - before[1])
         before = now
 
-    with _call_repeatedly(POLL_SECONDS, add_growth):
+    with call_repeatedly(POLL_SECONDS, add_growth, "tfmq progress"):
         yield
     add_growth()
-
-
-@contextmanager
-def _call_repeatedly(pause_seconds: float, action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` in a thread of its own every `pause_seconds`, until the `with` block ends."""
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.wait(pause_seconds):
-            action()
-
-    thread = threading.Thread(target=run, name="tfmq progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 STAGE_POLL_SECONDS: Final = 0.5
@@ -271,7 +253,7 @@ def watch_progress(context: SparkContext, progress: Progress) -> Iterator[None]:
             progress.add(0, max(0, done - progress.bytes))
 
     try:
-        with _call_repeatedly(STAGE_POLL_SECONDS, add_ended_tasks):
+        with call_repeatedly(STAGE_POLL_SECONDS, add_ended_tasks, "tfmq progress"):
             yield
     finally:
         progress.add(0, (progress.total_bytes or 0) - progress.bytes)
