@@ -177,6 +177,14 @@ TRANSACTIONS: Final = (
         [f"{JUDGING}::test_what_may_have_been_where_damage_is_or_retention_was_is_not_reported_again"],
     ),
     Mutant(
+        "audit-unfinished-append-is-applied",
+        "a large append that is being written, or was interrupted by kill -9, is no torn transaction",
+        "tfmq/spark/pipelines/audit_check.py",
+        "            if not control.more_follows:\n",
+        "            if control.records:\n",
+        [f"{PIECE}::test_an_unfinished_append_is_not_applied_yet"],
+    ),
+    Mutant(
         "audit-stray-appends-unseen",
         "an append is valid only with a decision of the journal",
         "tfmq/spark/pipelines/audit_compare.py",

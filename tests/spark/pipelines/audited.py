@@ -4,10 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from journal import LogOptions
+from journal.clock import SystemClock
 from journal.disk import RealDisk
+from journal.filenames import TRANSACTIONS_FOLDER
 from journal.log.readonly import open_log
 from journal.record.batch import Batch, Source
+from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import make_log_id, make_record
+from journal.wal.entry import AppendMsg, Operation
+from journal.wal.store import JournalStore
+from tests.journal.journals import RememberingState
 from tfmq.broker.catalog_state import TopicRow
 from tfmq.spark.pipelines.audit import AuditResult, find_missing_partitions, make_result, summarize_logs, topic_log_ids
 from tfmq.spark.pipelines.audit_check import (
@@ -20,8 +26,10 @@ from tfmq.spark.pipelines.audit_check import (
 from tfmq.spark.pipelines.audit_compare import AppliedState, JournalCoverage, compare_sides, locate_repeat
 from tfmq.spark.pipelines.audit_journal import expected_facts, join_spans, plan_journal, read_journal_file
 from tfmq.spark.pipelines.audit_plan import AuditPlan, Finding, make_plan, read_catalog_topics
+from tfmq.transaction.journal_records import LocalCommitRecord, Origin, pack
 
 INCARNATION = 20
+JOURNAL_ID = 9
 SEGMENT_BYTES = 21_000
 PARTS = 3
 
@@ -44,6 +52,27 @@ def write_log(
             log.append(batches, *([source] if source is not None else []))
     (folder / "lock").unlink()
     return folder
+
+
+def write_journal(data: Path, partition: int, transactions: Sequence[Batch]) -> list[Source]:
+    """A transaction journal that commits each of these batches for a partition; the source position of each commit."""
+    log_id = make_log_id(INCARNATION, partition)
+    journal = JournalStore.open(
+        RealDisk(),
+        str(data / TRANSACTIONS_FOLDER),
+        new_id=lambda: JOURNAL_ID,
+        clock=SystemClock(),
+        state=RememberingState(),
+    )
+    sources = []
+    for epoch, (records, blocks, producer, sequence, count) in enumerate(transactions, 1):
+        record = LocalCommitRecord(epoch, 0, Origin("", True, 0, 0, 0), ((log_id, "orders"),), (), count)
+        message = AppendMsg(epoch, log_id, producer, sequence, count, blocks, records)
+        _, lsn = journal.append([message, Operation(*pack(record))])
+        sources.append(Source(SOURCE_TRANSACTION, JOURNAL_ID, lsn, count))
+    journal.force()
+    journal.abandon("written")
+    return sources
 
 
 def audit_here(data: Path, piece_bytes: int = 8192) -> AuditResult:

@@ -6,10 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from journal.disk import RealDisk
+from journal.log.checkpoint import LogCheckpointFile
 from journal.record.batch import Source
 from journal.record.block_trailer import TRAILER_SIZE
-from tests.spark.pipelines.audited import audit_here, batch, reported, segments, write_log
-from tfmq.spark.pipelines.audit_plan import BLOCK, ORDER, UNREADABLE
+from journal.record.format import make_log_id
+from tests.spark.pipelines import broken
+from tests.spark.pipelines.audited import INCARNATION, audit_here, batch, reported, segments, write_journal, write_log
+from tfmq.spark.pipelines.audit_plan import BLOCK, CUT, ORDER, UNREADABLE
 
 TRANSACTION = 1
 
@@ -86,3 +90,57 @@ def test_places_of_transactions_that_go_back_are_reported(tmp_path: Path) -> Non
     write_log(tmp_path / "data", 0, appends)
     (finding,) = audit_here(tmp_path / "data").findings
     assert finding.kind == ORDER and finding.first == 2 * (4000 + TRAILER_SIZE)
+
+
+# Appends of several blocks: each block names the source position that is reached with the whole append.
+
+COMMITTED = [batch(50, 0, [500] * 40), batch(50, 40, [500] * 150), batch(51, 0, [500] * 150), batch(51, 150, [500] * 9)]
+
+
+@pytest.fixture
+def applied(tmp_path: Path) -> Path:
+    """Four transactions in three appends: the second append has two transactions in four blocks, in its own segment."""
+    data = tmp_path / "data"
+    data.mkdir()
+    first, _, third, fourth = write_journal(data, 0, COMMITTED)
+    appends = [([COMMITTED[0]], first), (COMMITTED[1:3], third), ([COMMITTED[3]], fourth)]
+    folder = write_log(data, 0, appends)
+    assert [len(broken.blocks_of(path)) for path in segments(folder)] == [1, 4, 1]
+    assert reported(audit_here(data)) == []
+    return data
+
+
+@pytest.mark.parametrize("piece_bytes", [8192, 1 << 20])
+def test_an_unfinished_append_is_not_applied_yet(applied: Path, piece_bytes: int) -> None:
+    """A broker writes it at this moment, or was killed while it did."""
+    folder = applied / "orders-0"
+    _, path, last = segments(folder)
+    last.unlink()
+    checkpoint_file = LogCheckpointFile(RealDisk(), str(folder), make_log_id(INCARNATION, 0))
+    checkpoint = checkpoint_file.read()
+    assert checkpoint is not None
+    checkpoint_file.write_durably(checkpoint._replace(durable=int(path.stem), clean=False))
+    sound = path.read_bytes()
+    ends = [block.next - int(path.stem) for block in broken.blocks_of(path)]
+    assert ends[-1] == len(sound)
+    for size in sorted({0, 1, *(end + more for end in ends for more in (-1, 0, 1) if end + more <= len(sound))}):
+        path.write_bytes(sound[:size])
+        result = audit_here(applied, piece_bytes)
+        assert reported(result) == [], size
+        assert result.messages + result.pending == sum(each.count for each in COMMITTED)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_damage_in_an_append_of_several_transactions_is_reported_once(applied: Path, number: int) -> None:
+    path = segments(applied / "orders-0")[1]
+    block = broken.blocks_of(path)[number]
+    broken.flip_bit(path, block.offset - int(path.stem) + 100)
+    assert reported(audit_here(applied)) == [(BLOCK, 0, block.offset, block.next)]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_an_append_of_several_transactions_that_was_cut_is_reported_once(applied: Path, number: int) -> None:
+    path = segments(applied / "orders-0")[1]
+    block, end = broken.blocks_of(path)[number], int(path.stem) + path.stat().st_size
+    broken.cut(path, block.next - int(path.stem))
+    assert reported(audit_here(applied)) == [(CUT, 0, block.next, end)]

@@ -56,7 +56,7 @@ def _first_source(found: Iterable[PieceResult]) -> SourcePosition:
 
 
 def _last_source(found: Sequence[PieceResult]) -> SourcePosition:
-    """Return the last source position in `found` (results in the order of offsets); FIRST_SOURCE if there is none."""
+    """Return the last `last_source` in `found` (results in the order of offsets); FIRST_SOURCE if there is none."""
     return next((each.last_source for each in reversed(found) if each.last_source is not None), FIRST_SOURCE)
 
 
@@ -64,9 +64,9 @@ class LogSummary:
     """Summary of the check of one log, from the results of all its pieces, in any order.
 
     `bytes`, `blocks`, `records`: amount of valid data · `tail_bytes`: size of incomplete blocks after the durable
-    offset · `applied`: the highest source position (a commit, and a message in this commit) from which a block of the
-    log was applied · `windows`: ranges of source positions whose messages the log may lack, because a part of the
-    log is damaged, missing or deleted by retention.
+    offset · `applied`: the highest source position (a commit, and a message in this commit) from which an append of the
+    log was applied, without an unfinished append at the end · `windows`: ranges of source positions whose messages the
+    log may lack, because a part of the log is damaged, missing or deleted by retention.
     """
 
     def __init__(self, log: AuditedLog, results: Sequence[PieceResult]) -> None:
@@ -292,7 +292,8 @@ SourcePosition = tuple[int, int]
 class DamagedRange(NamedTuple):
     """Unreadable offsets [first, next) of a piece. `end`: no valid block follows in the piece.
 
-    `before`, `after`: the nearest source positions before and after the range in the piece; None: there is none.
+    `before`, `after`: the nearest source positions in the piece, of an append that ends before the range, and of a
+    block after the range; None: there is none.
     """
 
     first: int
@@ -308,8 +309,10 @@ class PieceResult:
     """Result of the check of one piece.
 
     `bytes`, `blocks`, `records`: amount of valid data · `first_ordinal`: ordinal (number in the partition) of the first
-    record · `next_ordinal`: ordinal after the last record · `torn_at`: if the log ends with unreadable bytes after the
-    durable offset, the offset where these bytes begin; they are an incomplete write, and not damage.
+    record · `next_ordinal`: ordinal after the last record · `first_source`: source position of the first block that was
+    applied from a transaction · `last_source`: source position of the last such block that ends an append · `torn_at`:
+    if the log ends with unreadable bytes after the durable offset, the offset where these bytes begin; they are an
+    incomplete write, and not damage.
     """
 
     piece: AuditPiece
@@ -414,7 +417,10 @@ class _PieceChecker:
             if result.last_source is not None and source < result.last_source:
                 wrong.append(f"place {source} of the transaction journal after place {result.last_source}")
             result.first_source = result.first_source or source
-            result.last_source = source
+            if not control.more_follows:
+                # All blocks of an append name the source position that is reached with the whole append. The last
+                # append may be unfinished: a broker is writing it, or was killed during the write.
+                result.last_source = source
             for number in self._without_after:
                 result.damaged_ranges[number] = result.damaged_ranges[number]._replace(after=source)
             self._without_after.clear()
