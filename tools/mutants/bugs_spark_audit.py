@@ -185,6 +185,14 @@ TRANSACTIONS: Final = (
         [f"{PIECE}::test_an_unfinished_append_is_not_applied_yet"],
     ),
     Mutant(
+        "audit-segments-deleted-meanwhile-are-torn",
+        "messages that retention deletes during an audit are not reported as torn",
+        "tfmq/spark/pipelines/audit_check.py",
+        "            if each.file_missing:\n",
+        "            if each.file_missing and not each.piece.base:\n",
+        [f"{PIECE}::test_retention_between_the_pieces_of_a_segment_tears_no_transaction"],
+    ),
+    Mutant(
         "audit-stray-appends-unseen",
         "an append is valid only with a decision of the journal",
         "tfmq/spark/pipelines/audit_compare.py",

@@ -6,14 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from journal import LogOptions
 from journal.disk import RealDisk
 from journal.log.checkpoint import LogCheckpointFile
+from journal.log.readonly import open_log
 from journal.record.batch import Source
 from journal.record.block_trailer import TRAILER_SIZE
 from journal.record.format import make_log_id
 from tests.spark.pipelines import broken
-from tests.spark.pipelines.audited import INCARNATION, audit_here, batch, reported, segments, write_journal, write_log
-from tfmq.spark.pipelines.audit_plan import BLOCK, CUT, ORDER, UNREADABLE
+from tests.spark.pipelines.audited import (
+    INCARNATION,
+    audit_here,
+    batch,
+    compared,
+    reported,
+    segments,
+    write_journal,
+    write_log,
+)
+from tfmq.spark.pipelines.audit_check import check_piece
+from tfmq.spark.pipelines.audit_plan import BLOCK, CUT, ORDER, UNREADABLE, make_plan
 
 TRANSACTION = 1
 
@@ -144,3 +156,17 @@ def test_an_append_of_several_transactions_that_was_cut_is_reported_once(applied
     block, end = broken.blocks_of(path)[number], int(path.stem) + path.stat().st_size
     broken.cut(path, block.next - int(path.stem))
     assert reported(audit_here(applied)) == [(CUT, 0, block.next, end)]
+
+
+@pytest.mark.parametrize("checked", range(5))
+def test_retention_between_the_pieces_of_a_segment_tears_no_transaction(applied: Path, checked: int) -> None:
+    folder = applied / "orders-0"
+    disk = RealDisk()
+    made = make_plan(disk, [str(applied)], 8192)
+    assert [piece.base for piece in made.pieces] == [0, 20_900, 20_900, 20_900, 177_300]
+    found = [check_piece(disk, made.logs[piece.log], piece, 0) for piece in made.pieces[:checked]]
+    with open_log(str(folder), LogOptions(), log_id=make_log_id(INCARNATION, 0)) as log:
+        log.truncate_before(177_300)
+    found += [check_piece(disk, made.logs[piece.log], piece, 0) for piece in made.pieces[checked:]]
+    assert [each.file_missing for each in found] == [checked <= n < 4 for n in range(5)]
+    assert reported(compared(applied, [], made, found)) == []

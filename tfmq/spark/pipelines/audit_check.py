@@ -93,6 +93,11 @@ class LogSummary:
                 self._report_damage(number, each.piece, stretch)
             if number:
                 self._check_ordinals(found[number - 1], each)
+        for each in results:
+            if each.file_missing:
+                low = _last_source([other for other in found if other.piece.next <= each.piece.first])
+                high = _first_source(other for other in found if other.piece.first >= each.piece.next)
+                self.windows.append(LostSources(low, high, False))
         self._check_start()
 
     def _add_finding(self, kind: str, base: int | None, first: int, next: int, text: str) -> None:
