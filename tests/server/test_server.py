@@ -26,9 +26,12 @@ from tfmq.errors import BadRequest, Busy
 from tfmq.limits import MIB
 from tfmq.protocol import commands, frames
 from tfmq.server.server import (
+    QUIET_ALLOCATIONS,
     REJECTED_MAX,
+    TRIM_SECONDS,
     IdleMonitor,
     InDoubtMonitor,
+    MemoryTrimmer,
     NextDueTimer,
     RegistrationUpdater,
     client_address,
@@ -67,6 +70,28 @@ def test_what_is_overdue_rings_at_once() -> None:
     NextDueTimer(reactor, reactor, lambda: rung.append(1)).set_due(3.0)
     reactor.advance(0)
     assert rung == [1]
+
+
+def test_an_idle_server_returns_memory_once_after_a_load_and_after_each_job() -> None:
+    reactor, counts, trims = FakeReactor(), {"buffers": 0, "jobs": 0}, []
+    MemoryTrimmer(
+        reactor.callLater, lambda: counts["buffers"], lambda: counts["jobs"], lambda: trims.append(reactor.seconds())
+    ).start()
+
+    def trims_after(*, buffers: int = 0, jobs: int = 0) -> int:
+        counts["buffers"] += buffers
+        counts["jobs"] += jobs
+        trims.clear()
+        reactor.advance(TRIM_SECONDS)
+        return len(trims)
+
+    assert trims_after(buffers=QUIET_ALLOCATIONS - 1) == 1
+    assert trims_after() == 0
+    assert trims_after(jobs=1) == 1
+    assert trims_after() == 0
+    assert trims_after(buffers=QUIET_ALLOCATIONS, jobs=1) == 0, "under load"
+    assert trims_after(jobs=1) == 1
+    assert trims_after() == 0
 
 
 class Case:

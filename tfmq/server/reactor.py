@@ -248,6 +248,8 @@ class WorkerThreads:
         self._waiting: SimpleQueue[tuple[Work, Done] | None] = SimpleQueue()
         self._finished: deque[tuple[Done, Any, BaseException | None]] = deque()
         self._unfinished = 0
+        self.finished_count = 0
+        """Number of jobs completed since the start."""
         self._shortage_logged = False
         self._wakeup = Wakeup(self.run_callbacks)
         reactor.addReader(self._wakeup)
@@ -268,6 +270,7 @@ class WorkerThreads:
         while self._finished:
             done, result, error = self._finished.popleft()
             self._unfinished -= 1
+            self.finished_count += 1
             try:
                 done(result, error)
             except Exception:

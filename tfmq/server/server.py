@@ -185,6 +185,44 @@ def return_free_memory() -> bool:
     return trim is not None and bool(trim(0))
 
 
+TRIM_SECONDS = 15.0
+"""Interval at which an idle server returns memory to the system."""
+QUIET_ALLOCATIONS = 16
+"""A server that allocated fewer buffers than this in an interval is idle."""
+
+
+class MemoryTrimmer:
+    """Calls `trim` when the server is idle (QUIET_ALLOCATIONS): once after each period of load, and after each interval
+    in which worker threads completed jobs, because a job may free much memory, such as that of delayed messages which
+    were written to buckets."""
+
+    def __init__(
+        self,
+        call_later: Callable[..., Any],
+        allocated_count: Callable[[], int],
+        finished_jobs: Callable[[], int],
+        trim: Callable[[], object],
+    ) -> None:
+        self._call_later = call_later
+        self._allocated_count = allocated_count
+        self._finished_jobs = finished_jobs
+        self._trim = trim
+        self._allocated = self._finished = 0
+        self._trimmed = False
+
+    def start(self) -> None:
+        self._call_later(TRIM_SECONDS, self._check)
+
+    def _check(self) -> None:
+        allocated, finished = self._allocated_count(), self._finished_jobs()
+        quiet = allocated - self._allocated < QUIET_ALLOCATIONS
+        if quiet and not (self._trimmed and finished == self._finished):
+            self._trim()
+        self._trimmed = quiet
+        self._allocated, self._finished = allocated, finished
+        self._call_later(TRIM_SECONDS, self._check)
+
+
 def _libc_function(name: str, *arguments: Any) -> Any:
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
@@ -259,10 +297,6 @@ LAST_REPLY_SECONDS = 1.0
 """When the server stops, time that its clients have to read their last replies."""
 REJECTED_MAX = 32
 """Maximum connections above the limit that are open at a time to get an error reply, each for two seconds."""
-TRIM_SECONDS = 15.0
-"""Interval at which an idle server returns memory to the system."""
-QUIET_ALLOCATIONS = 16
-"""A server that allocated fewer buffers than this in an interval is idle."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -307,8 +341,12 @@ class Server:
             config.transaction.alarm_seconds,
         )
         self._registration: RegistrationUpdater | None = None
-        self._allocated = 0
-        self._trimmed = False
+        self._trimmer = MemoryTrimmer(
+            reactor.callLater,
+            lambda: self._pool.stats().allocated_count,
+            lambda: self._workers.finished_count,
+            self._trim,
+        )
         self.address = config.server.listen
 
     def start(self) -> None:
@@ -341,7 +379,7 @@ class Server:
         if self._registration is not None:
             self._registration.start()
         self._turn.request_end()
-        self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
+        self._trimmer.start()
 
     def stop(self, done: Callable[[], None]) -> None:
         if self._listener is not None:
@@ -398,16 +436,9 @@ class Server:
             # Request the end of the turn after an exception too: its hook `_set_timer` sets the timer again.
             self._turn.request_end()
 
-    def _trim_when_quiet(self) -> None:
-        """Return memory to the system if the server is idle (QUIET_ALLOCATIONS), once after each period of load."""
-        allocated = self._pool.stats().allocated_count
-        quiet = allocated - self._allocated < QUIET_ALLOCATIONS
-        if quiet and not self._trimmed:
-            self._pool.trim()
-            return_free_memory()
-        self._trimmed = quiet
-        self._allocated = allocated
-        self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
+    def _trim(self) -> None:
+        self._pool.trim()
+        return_free_memory()
 
     def new_session(self) -> Session | RejectedConnection | None:
         """Return the protocol object of a new connection; above the limit, a `RejectedConnection`.

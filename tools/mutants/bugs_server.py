@@ -291,4 +291,12 @@ SERVER: Final = (
             "test_a_message_above_the_limit_is_refused_and_one_at_the_limit_with_attributes_is_not"
         ],
     ),
+    Mutant(
+        "memory-kept-after-a-job-of-an-idle-server",
+        "memory that a worker's job freed goes back to the system although no client sends",
+        "tfmq/server/server.py",
+        "        if quiet and not (self._trimmed and finished == self._finished):\n",
+        "        if quiet and not self._trimmed:\n",
+        [f"{SERVICE}::test_an_idle_server_returns_memory_once_after_a_load_and_after_each_job"],
+    ),
 )
