@@ -165,6 +165,8 @@ class AuditJobs:
 
     def check_pieces(self, pieces: Sequence[AuditPiece], progress: Progress) -> None:
         """Check all pieces in tasks, and set `found` to the results. If a task fails, the error of Spark is raised."""
+        from pyspark import StorageLevel
+
         if not pieces:
             return
         logs, folders = self._broadcast(self._logs), self._folders
@@ -180,7 +182,10 @@ class AuditJobs:
                 yield found
 
         groups = group_pieces(pieces)
-        rdd: Any = self._context.parallelize(groups, len(groups)).flatMap(checked).persist()
+        rdd: Any = self._context.parallelize(groups, len(groups)).flatMap(checked)
+        # What does not fit into memory goes to disk: pieces that are read again for `compare_facts` may lack segments
+        # that retention has deleted since, and their messages would be reported as missing.
+        rdd.persist(StorageLevel.MEMORY_AND_DISK)
         self._rdd = rdd
         with report_progress(progress, lambda: (rows.value, done.value)):
             self.found = rdd.map(lambda each: replace(each, facts=audit_check.NO_FACTS)).collect()
