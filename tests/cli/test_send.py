@@ -68,8 +68,9 @@ def test_a_missing_topic_is_an_error_where_the_setting_is_off(offline: Cli, tmp_
     assert ran.code == 1 and ran.err.startswith("tfmq: There is no topic orders, and topics.auto_create is off.")
 
 
-def test_lines_of_standard_input_are_messages(cli: Cli, topic: str) -> None:
-    cli("send", topic, given=b"one\n\nthree")
+@pytest.mark.parametrize("payload", [(), ("-",)])
+def test_lines_of_standard_input_are_messages(cli: Cli, topic: str, payload: tuple[str, ...]) -> None:
+    cli("send", topic, *payload, given=b"one\n\nthree")
     assert payloads(cli, topic) == ["one", "", "three"]
 
 

@@ -90,18 +90,20 @@ def send(
 ) -> None:
     """Send PAYLOADs to TOPIC, which is made on first use.
 
-    Without PAYLOAD and file, each line of standard input is a message. With --json, standard input has objects as
-    `tfmq read --json` prints them; payload, key, tag and properties of each object are sent. To send plain lines with
-    --json, use `--lines -`. Messages without a key go to the partitions in turn; messages with the same key go to the
-    same partition. Without --json, a topic that is made is named on standard error; two commands that run at the same
-    moment may both name it. A message that cannot be delivered within 30 s ends the command with an error; no more
-    input is read then. After Ctrl-C, the messages that were read are delivered, if the broker is reached before a
-    second Ctrl-C or the end of the 30 s, and their number is printed; so is the number of those that may not be
-    delivered.
+    Without PAYLOAD and file, or if - is the only PAYLOAD, each line of standard input is a message. With --json,
+    standard input has objects as `tfmq read --json` prints them; payload, key, tag and properties of each object are
+    sent. To send plain lines with --json, use `--lines -`. Messages without a key go to the partitions in turn;
+    messages with the same key go to the same partition. Without --json, a topic that is made is named on standard
+    error; two commands that run at the same moment may both name it. A message that cannot be delivered within 30 s
+    ends the command with an error; no more input is read then. After Ctrl-C, the messages that were read are delivered,
+    if the broker is reached before a second Ctrl-C or the end of the 30 s, and their number is printed; so is the
+    number of those that may not be delivered.
     """
     from tfmq.producer import Producer
 
     check_name(topic)
+    if payloads == ("-",):
+        payloads = ()
     if sum((bool(payloads), file is not None, lines is not None)) > 1:
         raise click.UsageError("give only one of PAYLOADs, --file and --lines")
     shared = SharedOptions(key, tag, dict(properties), partition, delay, at)
