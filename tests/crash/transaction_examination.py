@@ -57,6 +57,7 @@ def _examine(life: Life, boundary: Boundary, disk: SimulatedDisk) -> Transaction
     client.model.recall(boundary.known)
     groups = {name: joined for name, joined in client.groups.items() if name in boundary.groups}
     everything, client.groups = client.groups, groups
+    transactions = dict(client.model.transactions)
     try:
         client.moved(started(disk, boundary.wall_ms, life))
         client.model.check(client.view())
@@ -68,6 +69,8 @@ def _examine(life: Life, boundary: Boundary, disk: SimulatedDisk) -> Transaction
         client.model.check(client.view())
     finally:
         client.groups = everything
+        # Those of `finish` exist on this disk only; kept, each examination would take longer than the one before.
+        client.model.transactions = transactions
     return client
 
 
