@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final
+from weakref import WeakSet
 
 import pytest
 
@@ -59,8 +60,8 @@ def partition_folders(disk: SimulatedDisk, data: str) -> Iterator[tuple[str, str
 @contextmanager
 def watched() -> Iterator[None]:
     """Around one test: fails it where a folder that must be sound is reported as damaged."""
-    used: dict[int, tuple[SimulatedDisk, str]] = {}
-    changed: set[int] = set()
+    used: dict[SimulatedDisk, str] = {}
+    changed: WeakSet[SimulatedDisk | Faults] = WeakSet()
     patch = pytest.MonkeyPatch()
 
     def after_all(owner: type, name: str, then: Any) -> None:
@@ -77,17 +78,19 @@ def watched() -> Iterator[None]:
     def opened(engine: RequestHandler, _: object, config: Any, disk: Any, *__: object) -> None:
         # A test that replaces the fsync shows that lost bytes are noticed: its folders are not sound.
         if isinstance(disk, SimulatedDisk) and SimulatedFile.force is HONEST_FORCE:
-            used[id(disk)] = (disk, str(config.server.data))
+            used[disk] = str(config.server.data)
+            if len(used) > DISKS_MAX:
+                del used[next(iter(used))]
 
     def tampered(disk: SimulatedDisk, *_: object) -> None:
-        changed.add(id(disk))
+        changed.add(disk)
 
     def failing(faults: Faults, *_: object) -> None:
-        changed.add(id(faults))
+        changed.add(faults)
 
     def crashed(disk: SimulatedDisk, left: SimulatedDisk, *_: object) -> None:
-        if {id(disk), id(disk.faults)} & changed:
-            changed.add(id(left))
+        if disk in changed or disk.faults in changed:
+            changed.add(left)
 
     after_all(RequestHandler, "__init__", opened)
     after_all(SimulatedDisk, "damage", tampered)
@@ -98,7 +101,7 @@ def watched() -> Iterator[None]:
         yield
     finally:
         patch.undo()
-    for disk, data in list(used.values())[-DISKS_MAX:]:
-        if not {id(disk), id(disk.faults)} & changed and disk.used_bytes() <= BYTES_MAX:
+    for disk, data in used.items():
+        if disk not in changed and disk.faults not in changed and disk.used_bytes() <= BYTES_MAX:
             disk.faults.before = disk.after = None
             assert damage_in(disk, data) == [], "`tfmq log verify --records` reports damage in a sound folder"
