@@ -95,9 +95,7 @@ class LogSummary:
                 self._check_ordinals(found[number - 1], each)
         for each in results:
             if each.file_missing:
-                low = _last_source([other for other in found if other.piece.next <= each.piece.first])
-                high = _first_source(other for other in found if other.piece.first >= each.piece.next)
-                self.windows.append(LostSources(low, high, False))
+                self._add_window(each.piece.first, each.piece.next, known=False)
         self._check_start()
 
     def _add_finding(self, kind: str, base: int | None, first: int, next: int, text: str) -> None:
@@ -119,12 +117,16 @@ class LogSummary:
         if marks is not None and self._segments and self._segments[-1].end < marks.durable:
             self._report_missing_bytes(self._segments[-1], self._segments[-1].end, marks.durable)
 
+    def _add_window(self, first: int, next: int, *, known: bool) -> None:
+        """Add the range of source positions whose messages may have been at offsets [first, next)."""
+        low = _last_source([each for each in self._found if each.piece.next <= first])
+        high = _first_source(each for each in self._found if each.piece.first >= next)
+        self.windows.append(LostSources(low, high, known))
+
     def _report_missing_bytes(self, before: AuditedSegment | None, first: int, next: int) -> None:
         """Report that offsets [first, next) are missing: whole segments, or the end of the segment `before`."""
         log = self.log
-        low = _last_source([each for each in self._found if each.piece.next <= first])
-        high = _first_source(each for each in self._found if each.piece.first >= next)
-        self.windows.append(LostSources(low, high, True))
+        self._add_window(first, next, known=True)
         if before is None:
             text = f"the segment {log.segment_file_name(first)} is missing, or some that followed"
             self._add_finding(audit_plan.MISSING, None, first, next, text)
