@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,7 +146,13 @@ def test_preforked_workers_serve_a_group_with_clients_of_a_module(
     shop: Any = importlib.import_module("shop")
 
     def serve(say: Callable[[Any], None]) -> None:
-        say("begun")
+        def tell_when_signals_are_handled() -> None:
+            while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                time.sleep(0.01)
+            say("begun")
+
+        # A SIGTERM before `run` handles it would end the worker at once.
+        threading.Thread(target=tell_when_signals_are_handled, daemon=True).start()
         shop.consumer.run()
         shop.producer.close()
 
