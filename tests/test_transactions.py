@@ -311,8 +311,9 @@ def test_one_that_is_dropped_is_rolled_back(
     dropped.send("orders", b"1")
     pipeline = dropped._core.requests.pipeline
     until(lambda: pipeline.begun)  # one whose begin is not answered yet ends by its time
-    thread = producer._driver.network_thread
-    until(lambda: thread.sleeping and not thread._gate.is_set())  # it sends nothing more by itself
+    driver, thread = producer._driver, producer._driver.network_thread
+    # Nothing wakes it by itself within the time that the test waits for the rollback.
+    until(lambda: thread.sleeping and not thread._gate.is_set() and driver.next_time() > driver.clock() + SECONDS)
     del dropped
     gc.collect()
     with caplog.at_level(logging.WARNING):

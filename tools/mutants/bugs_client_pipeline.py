@@ -189,8 +189,8 @@ _BESIDE: Final = (
         [OFFSETS],
     ),
     Mutant(
-        "offsets-of-a-fenced-consumer",
-        "a consumer that lost its partitions adds no offsets",
+        "offsets-of-a-failed-member",
+        "a consumer whose membership has failed adds no offsets to a transaction",
         "tfmq/client/consumer/external_offsets.py",
         "    if membership.failure is not None:\n        raise membership.failure\n",
         "",

@@ -11,7 +11,7 @@ from tests.client.consumer.test_core import filled, offset_of
 from tests.client.scripted_broker import Broker, Script
 from tests.client.transaction_rig import TransactionRig
 from tfmq.client.consumer.external_offsets import TransactionPositions, transaction_positions
-from tfmq.errors import BadRequest, Closed, Fenced, TransactionState
+from tfmq.errors import BadRequest, Closed, Fenced, NotAllowed, TransactionState
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import CommitOffsets, CommitTransaction, PrepareTransaction
 
@@ -128,6 +128,18 @@ def test_one_that_was_replaced_is_refused(broker: Broker) -> None:
     script.pass_time(15)
     with pytest.raises(Fenced):
         standing(script)
+
+
+def test_one_whose_membership_failed_for_good_is_refused(broker: Broker) -> None:
+    filled(broker)
+    script = consuming(broker)
+    script.poll(count=1)
+    membership = script.core.membership
+    assert membership is not None
+    membership.failure = NotAllowed("ZooKeeper refused the session")
+    for _ in range(2):
+        with pytest.raises(NotAllowed, match="refused the session"):
+            standing(script)
 
 
 # Inside the transaction
