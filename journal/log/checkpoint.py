@@ -11,6 +11,7 @@ and docs/formats/state.md.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from functools import partial
 from struct import Struct
@@ -248,7 +249,7 @@ def read_snapshot_log_id(disk: Disk, path: str) -> int | None:
 
 
 class SnapshotFiles:
-    """The snapshot files in one log's folder. `write` may run in a worker, but in one thread at a time.
+    """The snapshot files in one log's folder. `write` may run in two workers at once: after an fsync and in a roll.
 
     The name of a snapshot's file is its offset. A snapshot is written only after the log is durable up to this offset.
     The two newest snapshots are kept, so that one remains if the other is damaged.
@@ -259,6 +260,7 @@ class SnapshotFiles:
         self._folder = folder
         self._log_id = log_id
         self._offsets: list[int] = []
+        self._lock = threading.Lock()
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -281,15 +283,20 @@ class SnapshotFiles:
         return found, damaged
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write `snapshot`, durable on return, and remove all but the two newest snapshots. Raises OSError, Full."""
-        if snapshot.offset in self._offsets:
-            return
-        path = filenames.join(self._folder, filenames.log_snapshot_name(snapshot.offset))
-        write_new_file(self._disk, path + filenames.NEW_SUFFIX, [encode_snapshot(self._log_id, snapshot)])
-        self._disk.rename(path + filenames.NEW_SUFFIX, path)
-        self._disk.force_folder(self._folder)
-        self._offsets = sorted([*self._offsets, snapshot.offset])
-        self.prune(snapshot.offset)
+        """Write `snapshot`, durable on return, and remove all but the two newest snapshots. Raises OSError, Full.
+
+        Does nothing if there is a snapshot of the same or a later offset.
+        """
+        # The lock keeps `prune` in one worker from removing the unfinished file of another one.
+        with self._lock:
+            if self._offsets and snapshot.offset <= self._offsets[-1]:
+                return
+            path = filenames.join(self._folder, filenames.log_snapshot_name(snapshot.offset))
+            write_new_file(self._disk, path + filenames.NEW_SUFFIX, [encode_snapshot(self._log_id, snapshot)])
+            self._disk.rename(path + filenames.NEW_SUFFIX, path)
+            self._disk.force_folder(self._folder)
+            self._offsets.append(snapshot.offset)
+            self.prune(snapshot.offset)
 
     def prune(self, end: int) -> None:
         """Remove all snapshots except the newest SNAPSHOTS_KEPT valid ones at offsets up to `end`."""

@@ -328,12 +328,25 @@ FORCES: Final = (
         "snapshot-renamed-without-a-fsync-of-the-folder",
         "older snapshots are deleted only when the name of the newest is durable",
         "journal/log/checkpoint.py",
-        (
-            "        self._disk.force_folder(self._folder)\n"
-            "        self._offsets = sorted([*self._offsets, snapshot.offset])\n"
-        ),
-        "        self._offsets = sorted([*self._offsets, snapshot.offset])\n",
+        ("            self._disk.force_folder(self._folder)\n            self._offsets.append(snapshot.offset)\n"),
+        "            self._offsets.append(snapshot.offset)\n",
         [STATE],
+    ),
+    Mutant(
+        "snapshots-of-two-workers-at-once",
+        "a roll does not remove the snapshot that another worker is writing",
+        "journal/log/checkpoint.py",
+        "        with self._lock:\n            if self._offsets and snapshot",
+        "        if True:\n            if self._offsets and snapshot",
+        ["tests/journal/log/test_checkpoint.py"],
+    ),
+    Mutant(
+        "late-snapshot-removes-a-newer-one",
+        "a snapshot that is written late removes no newer one",
+        "journal/log/checkpoint.py",
+        "snapshot.offset <= self._offsets[-1]",
+        "snapshot.offset in self._offsets",
+        ["tests/journal/log/test_checkpoint.py"],
     ),
     Mutant(
         "segments-go-before-the-marks-say-so",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
+import threading
 
 import pytest
 from hypothesis import given
@@ -150,6 +151,33 @@ def test_the_two_newest_are_kept() -> None:
         snapshots.write(ONE._replace(offset=offset))
     assert snapshots.offsets == (30, 40)
     assert [int(name[:32]) for name in disk.list(FOLDER)] == [30, 40]
+
+
+def test_two_workers_that_write_at_once_take_nothing_from_each_other() -> None:
+    disk = make_disk()
+    snapshots = SnapshotFiles(disk, FOLDER, LOG_ID)
+    roll = threading.Thread(target=snapshots.write, args=[ONE._replace(offset=20)])
+
+    def begin_a_roll(kind: str, path: str) -> None:
+        if kind == "force" and "10.state" in path:
+            disk.after = None
+            roll.start()
+            roll.join(0.2)  # it waits for the first one; without that it would end now
+
+    disk.after = begin_a_roll
+    snapshots.write(ONE._replace(offset=10))
+    roll.join()
+    assert snapshots.offsets == (10, 20)
+    assert [int(name.split(".")[0]) for name in disk.list(FOLDER)] == [10, 20]
+
+
+def test_one_that_comes_late_does_not_replace_a_newer_one() -> None:
+    disk = make_disk()
+    snapshots = SnapshotFiles(disk, FOLDER, LOG_ID)
+    for offset in (10, 30, 20):
+        snapshots.write(ONE._replace(offset=offset))
+    assert snapshots.offsets == (10, 30)
+    assert [int(name.split(".")[0]) for name in disk.list(FOLDER)] == [10, 30]
 
 
 def test_a_damaged_one_is_passed_over_and_named() -> None:
