@@ -33,7 +33,8 @@ LOG_PAYLOAD = bytes(65_000)
 LOG_BATCH = 1_000
 DIG_BYTES = 2 << 30
 DUG_SHARE = 8
-"""A dug log takes less than one part in so many of its size: of each payload's 16 blocks, 1 or 2 stay."""
+"""A sparse log needs less than LOG_BYTES / DUG_SHARE of disk space: 1 or 2 of the 16 blocks of each record have bytes
+other than zero."""
 PRODUCERS = max(10_000, round(1_000_000 * SCALE))
 PRODUCERS_PER_REQUEST = 1_000
 SENDS = 1_000
