@@ -171,7 +171,8 @@ COLUMNS_COUNT_MIN: Final = 32
 
 _LENGTH: Final = range(0, 4)
 _PRODUCER: Final = range(8, 13)
-_SEQUENCE: Final = (13, 14, 15)
+_SEQUENCE: Final = ((13, 16), (14, 8), (15, 0))
+"""The position of each byte of a sequence, and the bits below it."""
 _FLAG_HIGH: Final = 18
 FLAG_LOW_POSITION: Final = 19
 _EVERY_BYTE: Final = bytes(range(256))
@@ -210,10 +211,11 @@ def ids_are_contiguous(data: Bytes, start: int, end: int, size: int, first_id: i
         if data[start + n : end : size] != id[n - 8 : n - 7] * count:
             return False
     sequence = int.from_bytes(id[5:], "big")
-    return all(
-        data[start + n : end : size] == _counter_column(sequence, count, shift)
-        for n, shift in zip(_SEQUENCE, (16, 8, 0), strict=True)
-    )
+    for n, shift in _SEQUENCE:
+        column = data[start + n : end : size]
+        if column != _counter_column(sequence, count, shift):
+            return False
+    return True
 
 
 def has_only_client_flags(data: Bytes, start: int, end: int, size: int) -> bool:

@@ -18,7 +18,7 @@ from tfmq.broker.data_repair import repair_data
 from tfmq.cli.main import run
 from tfmq.cli.output import CONNECTION_CHECK_SECONDS, Output, time_text
 from tfmq.cli.read import escape_controls, fill_template, make_formatter
-from tfmq.client.consumer.message import Origin, ReceivedMessage
+from tfmq.client.consumer.message import Origin, make_message
 from tfmq.consumer import Consumer
 from tfmq.message import Ordinal, encode_attribute
 from tfmq.producer import Producer
@@ -141,7 +141,7 @@ def test_json_has_the_words_of_the_page(cli: Cli, topic: str, broker: LiveServer
 
 
 OUTPUT = Output(None, False, False)
-MESSAGE = ReceivedMessage(
+MESSAGE = make_message(
     b"pay\xffload", "orders", 3, 10, 20, 7, 0x1000001, encode_attribute(0, "k", "t", {"a": "1"}), Origin(1, 0, 1, None)
 )
 

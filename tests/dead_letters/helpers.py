@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import event
 
 from tfmq.client.connection.factory import ClientParts, make_client_parts
-from tfmq.client.consumer.message import Origin, ReceivedMessage
+from tfmq.client.consumer.message import Origin, ReceivedMessage, make_message
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.operation import Operation, run_inline
 from tfmq.client.worker.dead_letter_store import Failure
@@ -38,7 +38,7 @@ def message(
         attribute = encode_attribute(**fields)
     origin = Origin(7, 1_763_600_000_000 + number, 1, None)
     place = (topic, partition, 100 * number, 100 * number + 100, number, 5 << 24 | number)
-    return ReceivedMessage(payload, *place, attribute, origin)
+    return make_message(payload, *place, attribute, origin)
 
 
 def failure(number: int = 0, text: str = "ValueError: no such order") -> Failure:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from tfmq.client.consumer.message import Codec, LazyAttribute, Origin, ReceivedMessage
+from tfmq.client.consumer.message import Codec, LazyAttribute, Origin, ReceivedMessage, make_message
 from tfmq.client.worker.dead_letter_store import Failure
 from tfmq.errors import BadRequest, DecodeFailed
 from tfmq.message import Attribute, decode_attribute
@@ -315,7 +315,7 @@ class Letter:
         origin = Origin(self.incarnation, self.appended_ms, self.epoch, codec)
         attribute = LazyAttribute(self.body.attribute)
         location = (self.topic, self.partition, self.offset, self.next_offset, self.ordinal, self.message_id)
-        return ReceivedMessage(self.body.payload, *location, attribute, origin)
+        return make_message(self.body.payload, *location, attribute, origin)
 
 
 def letter_from_message(message: ReceivedMessage[Any], group: str, broker: str = "") -> Letter:

@@ -7,14 +7,14 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
-from journal.record.format import FLAG_TOMBSTONE, HEADER, HEADER_SIZE, make_filler, make_record
+from journal.record.format import FLAG_TOMBSTONE, HEADER, HEADER_SIZE, make_filler, make_id, make_record
 from tests.client.blocks import APPEND_MS, INCARNATION, PRODUCER, Bytes, Piece
 from tests.scale import scaled, seeded
-from tfmq.client.consumer.decoder import LAYOUTS_MAX, DecodedBlock, Decoder, _cached_layout
+from tfmq.client.consumer.decoder import LAYOUTS_MAX, DecodedBlock, Decoder, _field_layout
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.errors import Damaged, DecodeFailed, TfmqError
 
@@ -284,12 +284,50 @@ def test_whatever_was_appended_is_read_once_and_in_order(appends: list[list[byte
     assert [m.payload for m in messages(log)] == [payload for payloads in appends for payload in payloads]
 
 
+@given(
+    st.integers(1, 100),
+    st.integers(0, 2**24 - 1),
+    st.lists(st.integers(0, 99), max_size=3),
+    st.lists(st.integers(0, 99), max_size=3),
+    st.sampled_from([None, 0, 3, 8, 40]),
+)
+@example(100, 2**24 - 50, [], [], 3)
+def test_records_of_one_size_are_read_as_records_of_mixed_sizes_are(
+    count: int, sequence: int, other_ids: list[int], other_keys: list[int], key_size: int | None
+) -> None:
+    """Whatever differs between records of one size: their ids, their attributes, how many follow full layouts."""
+    log = Bytes()
+    attributes = [None if key_size is None else b"k" * key_size] * count
+    ids = [make_id(PRODUCER, 0) + sequence + number for number in range(count)]
+    for number in other_ids:
+        ids[number % count] += 1 << 40
+    for number in other_keys:
+        if key_size:
+            attributes[number % count] = b"j" + b"k" * (key_size - 1)
+    payloads = [b"%05d" % number for number in range(count)]
+    records = [make_record(*each) for each in zip(payloads, ids, [0] * count, attributes, strict=True)]
+    log.append_records(records)
+    log.append_records([*records, make_record(b"of another size", 1)])
+    first, second = blocks(log)
+
+    def fields(message: ReceivedMessage) -> tuple[object, ...]:
+        return message.payload, message.id, message.attribute_bytes
+
+    expected = list(zip(payloads, ids, attributes, strict=True))
+    assert list(map(fields, first.messages)) == list(map(fields, second.messages[:-1])) == expected
+    for block in (first, second):
+        begins = [message.offset for message in block.messages]
+        assert begins == [block.offset + number * len(records[0]) for number in range(len(begins))]
+        assert [message.next_offset for message in block.messages] == [*begins[1:], block.next_offset]
+        assert [each.ordinal for each in block.messages] == list(range(block.next_ordinal))[-len(begins) :]
+
+
 def test_a_sender_that_uses_every_size_does_not_fill_the_memory() -> None:
     log = Bytes()
     for size in range(LAYOUTS_MAX + 50):
         log.append(*[b"x" * size] * 4)
     assert len(messages(log)) == 4 * (LAYOUTS_MAX + 50)
-    assert _cached_layout.cache_info().currsize <= LAYOUTS_MAX
+    assert _field_layout.cache_info().currsize <= LAYOUTS_MAX
 
 
 # The fast way through blocks of one record gives what the slow way gives, wherever a bit is wrong.
@@ -323,8 +361,9 @@ def outcome(
         end = start + len(body) if end is None else end
         for decoded in decoder_of_single_blocks(fast).decode(body, start, skip_to, end, gaps=gaps):
             for each in decoded.messages:
+                place = (each.topic, each.partition, each.offset, each.next_offset, each.ordinal, each.id)
                 attribute = (each.key, each.tag, each.properties, each.born_at)
-                found.append((*each[:7], *attribute, each.appended_at, each.origin.epoch))
+                found.append((each.payload, *place, *attribute, each.appended_at, each.origin.epoch))
             end_state = (decoded.next_offset, decoded.next_ordinal, decoded.epoch)
     except TfmqError as error:
         found.append((type(error), str(error), getattr(error, "first", None), getattr(error, "next", None)))

@@ -1,6 +1,7 @@
 """What a received message says of itself."""
 
 import pickle
+import threading
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tests.client.blocks import APPEND_MS, INCARNATION, Bytes
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.errors import DecodeFailed
+from tfmq.errors import DecodeFailed, NotAllowed
 from tfmq.message import replace_counts
 
 
@@ -89,9 +90,16 @@ def test_it_shows_where_it_is_and_never_what_it_says() -> None:
 
 
 def test_it_can_be_sent_to_another_process() -> None:
-    message = received(b"x", key="k")
-    copy = pickle.loads(pickle.dumps(message))
-    assert (copy.payload, copy.key, copy.offset) == (b"x", "k", 0)
+    log = Bytes()
+    log.append(b"x", b"y", key="k")
+    decoder = Decoder("orders", 0, INCARNATION)
+    decoder.failure_handler = threading.Lock()  # Like a consumer, it cannot be sent.
+    for message in next(decoder.decode(log.body(), 0, 0, log.end)).messages:
+        copy = pickle.loads(pickle.dumps(message))
+        fields = ("payload", "key", "topic", "offset", "next_offset", "ordinal", "id", "appended_at")
+        assert [getattr(copy, name) for name in fields] == [getattr(message, name) for name in fields]
+        with pytest.raises(NotAllowed):
+            copy.handling()
 
 
 def test_it_says_how_often_it_failed_and_came_back_and_what_its_bytes_are() -> None:

@@ -10,7 +10,7 @@ import pytest
 import tfmq
 from tests.client.blocks import INCARNATION
 from tests.client.handling_rig import GROUP, TOPIC, Bench
-from tfmq.client.consumer.message import Origin, ReceivedMessage
+from tfmq.client.consumer.message import Origin, make_message
 from tfmq.dead_letters.sql_store import BlockingSqlStore
 from tfmq.errors import NotAllowed
 from tfmq.testing.broker import SimulatedBroker
@@ -128,7 +128,7 @@ def test_with_asyncio_it_is_async_with(bench: Bench) -> None:
 
 def test_a_message_of_no_consumer_has_no_handler() -> None:
     origin = Origin(INCARNATION, 0, 0, None)
-    message = ReceivedMessage(b"x", "orders", 0, 0, 21, 0, 1, None, origin)
+    message = make_message(b"x", "orders", 0, 0, 21, 0, 1, None, origin)
     with pytest.raises(NotAllowed, match="a consumer gave"):
         message.handling()
 

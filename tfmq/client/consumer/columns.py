@@ -17,7 +17,7 @@ from journal.record.block_trailer import TRAILER_SIZE, BadBlockTrailer, decode_t
 from journal.record.format import BadRecord, make_log_id
 from tfmq import arrow
 from tfmq.client.consumer.decoder import DecodedBlock
-from tfmq.client.consumer.message import Origin, ReceivedMessage
+from tfmq.client.consumer.message import Origin, ReceivedMessage, make_message
 from tfmq.errors import Damaged, DecodeFailed
 from tfmq.offsets.storage import PartitionName
 
@@ -69,9 +69,7 @@ class ColumnDecoder:
         last = decode_trailer(body, len(body) - TRAILER_SIZE, self._log_id)
         origin = Origin(self._incarnation, last.append_time, last.epoch, None, None)
         fields = (max(start, skip_to), last.next, last.next_ordinal - 1, 0, None, origin)
-        message: ReceivedMessage[pa.RecordBatch] = ReceivedMessage(
-            rows, self._name.topic, self._name.partition, *fields
-        )
+        message: ReceivedMessage[pa.RecordBatch] = make_message(rows, self._name.topic, self._name.partition, *fields)
         return DecodedBlock([message] if len(rows) else [], start, last.next, last.next_ordinal, last.epoch)
 
     def _decode_until_error(self, body: bytes, start: int, skip_to: int) -> Iterator[DecodedBlock]:

@@ -8,9 +8,9 @@ returned. With a tag filter the broker leaves blocks out, so gaps between blocks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Final, NamedTuple, Protocol
@@ -28,6 +28,7 @@ from journal.record.block_trailer import (
     trailer_key,
 )
 from journal.record.format import (
+    ATTRIBUTE_SIZE,
     FLAG_ATTRIBUTE,
     FLAG_CODEC_MASK,
     FLAG_FILLER,
@@ -35,8 +36,11 @@ from journal.record.format import (
     FLAG_TRAILER,
     FLAG_VERSION_MASK,
     HEADER_SIZE,
+    SEQUENCE_COUNT,
+    SEQUENCE_MASK,
     BadRecord,
     checksum_matches,
+    ids_are_contiguous,
     make_log_id,
     records_of,
 )
@@ -47,8 +51,14 @@ SAME_SIZE_COUNT_MIN: Final = 4
 """Minimum number of records of one size to decode column by column; for fewer, the set-up costs more than it saves."""
 _BODY_SIZE: Final = TRAILER_SIZE - HEADER_SIZE
 _KEY_BEGIN: Final = HEADER_SIZE - 12
+_ID_BEGIN: Final = 8
+_ID_END: Final = 16
+FIELDS_PER_LAYOUT: Final = 32
+"""Number of records of which one struct layout takes a field."""
 LAYOUTS_MAX: Final = 512
-"""Size of the cache of struct layouts, one per record size; limited because a sender may use every size."""
+"""Size of the cache of struct layouts, of up to 1 KiB each; limited because a sender may use every size."""
+COMPARED_BYTES_MAX: Final = 32
+"""Maximum size of an attribute that is compared byte by byte in all records of a block at once."""
 BAD_RECORDS_NAMED: Final = 5
 """Maximum number of bad records that an error text names."""
 
@@ -56,8 +66,6 @@ _FLAG_LOW: Final = 0xFFFF
 _KNOWN: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER
 _PREFIX: Final = Struct(">I4xQII")
 _PREFIX_SIZE: Final = _PREFIX.size
-_cached_layout = lru_cache(LAYOUTS_MAX)(Struct)
-_new = tuple.__new__
 
 
 class DecodedBlock(NamedTuple):
@@ -83,17 +91,9 @@ class _Columns(NamedTuple):
 
     positions: Sequence[int]
     ids: Sequence[int]
-    attributes: Sequence[bytes | None]
+    attributes: list[LazyAttribute | bytes | None]
     payloads: Sequence[bytes | None]
     ordinals: Sequence[int] | None = None
-
-    def shared_attributes(self) -> Iterable[LazyAttribute | bytes | None]:
-        """Return the attributes. If all are equal, return one shared object, which is decoded only once."""
-        attributes = self.attributes
-        first = attributes[0] if attributes else None
-        if first is None or attributes[-1] != first or attributes.count(first) < len(attributes):
-            return attributes
-        return repeat(LazyAttribute(first))
 
 
 class BlockDecoder(Protocol):
@@ -161,7 +161,10 @@ class Decoder:
         view, key, start = memoryview(body), self._trailer_key, block_offset
         unpack, unpack_control = _PREFIX.unpack_from, TRAILER.unpack_from
         origin, time, epoch, ordinal = None, -1, -1, -1
-        topic, partition = self.topic, self.partition
+        offsets: list[int] = []
+        ordinals: list[int] = []
+        ids: list[int] = []
+        attributes: list[LazyAttribute | bytes | None] = []
         try:
             while True:
                 length, id, flag, attribute_size = unpack(body, position)
@@ -181,16 +184,18 @@ class Decoder:
                     break
                 if append_time != time or block_epoch != epoch or origin is None:
                     time, epoch = append_time, block_epoch
-                    origin = Origin(self.incarnation, time, epoch, self.codec, self.failure_handler)
+                    origin = self._origin(time, epoch, offsets, following, ordinals, ids, attributes)
                 ordinal = first_ordinal
-                fields = (
-                    body[payload_begins:at], topic, partition, block_offset, following, ordinal, id,
-                    body[begins:payload_begins], origin,
-                )  # fmt: skip
-                messages.append(_new(ReceivedMessage, fields))
+                messages.append(ReceivedMessage((body[payload_begins:at], len(ids), origin)))
+                offsets.append(block_offset)
+                ordinals.append(ordinal)
+                ids.append(id)
+                attributes.append(body[begins:payload_begins])
                 position, block_offset = block_end, following
         except StructError:
             pass  # The end of the body is reached. If it ends inside a block, the caller's other methods report that.
+        if origin is not None:
+            origin.end = block_offset
         return DecodedBlock(messages, start, block_offset, ordinal + 1, epoch), position
 
     def _verify_block(
@@ -230,26 +235,25 @@ class Decoder:
                 reason = "a record has the id 0."
             sentence = f"{self._where(control.offset)}: {reason}"
             raise Damaged(sentence, first=control.offset, next=following)
-        time, epoch = control.append_time, control.epoch
-        origin = Origin(self.incarnation, time, epoch, self.codec, self.failure_handler)
-        first = control.first_ordinal
-        offsets, next_offsets = _offsets(columns.positions, shift, following)
-        rows = zip(
-            columns.payloads,
-            repeat(self.topic),
-            repeat(self.partition),
-            offsets,
-            next_offsets,
-            count(first) if columns.ordinals is None else [first + each for each in columns.ordinals],
+        first, number = control.first_ordinal, len(columns.ids)
+        origin = self._origin(
+            control.append_time,
+            control.epoch,
+            _offsets(columns.positions, shift),
+            following,
+            range(first, first + number) if columns.ordinals is None else [first + each for each in columns.ordinals],
             columns.ids,
-            columns.shared_attributes(),
-            repeat(origin),
-            strict=False,
+            columns.attributes,
         )
-        messages: list[ReceivedMessage] = list(map(_new, repeat(ReceivedMessage), rows))
+        rows = zip(columns.payloads, range(number), repeat(origin), strict=False)
+        messages: list[ReceivedMessage] = list(map(ReceivedMessage, rows))
         if skip_to > control.offset:
             messages = [each for each in messages if each.offset >= skip_to]
         return DecodedBlock(messages, control.offset, following, control.next_ordinal, control.epoch)
+
+    def _origin(self, append_ms: int, epoch: int, *columns: Any) -> Origin:
+        shared = (self.incarnation, append_ms, epoch, self.codec, self.failure_handler)
+        return Origin(*shared, self.topic, self.partition, *columns)
 
     def _damaged(self, body: bytes, position: int, offset: int, next_offset: int, gaps: bool, reason: str) -> Damaged:
         following = next_offset
@@ -287,7 +291,7 @@ def _trailer_mismatch(control: BlockTrailer, size: int, offset: int, next_offset
 
 def _split_same_size(body: bytes, start: int, end: int) -> _Columns | None:
     """Split records column by column if all have the same size, kind and attribute size; else return None."""
-    length, _, flag, attribute_size = _PREFIX.unpack_from(body, start)
+    length, first_id, flag, attribute_size = _PREFIX.unpack_from(body, start)
     size = HEADER_SIZE + length
     number, rest = divmod(end - start, size)
     kind = flag & _FLAG_LOW
@@ -297,17 +301,56 @@ def _split_same_size(body: bytes, start: int, end: int) -> _Columns | None:
     for column in same:
         if body[start + column : end : size] != body[start + column : start + column + 1] * number:
             return None
-    view = memoryview(body)[start:end]
-    positions = range(start, end, size)
-    if not kind:
-        ids, payloads = zip(*_cached_layout(f">8xQ4x{length}s").iter_unpack(view), strict=True)
-        return _Columns(positions, ids, (None,) * number, payloads)
-    payload_size = length - 4 - attribute_size
-    if payload_size < 0:
+    attribute_begin = HEADER_SIZE + ATTRIBUTE_SIZE.size
+    payload_begin = attribute_begin + attribute_size if kind else HEADER_SIZE
+    if payload_begin > size:
         raise BadRecord(start, "an attribute is longer than its record")
-    layout = _cached_layout(f">8xQ8x{attribute_size}s{payload_size}s")
-    ids, attributes, payloads = zip(*layout.iter_unpack(view), strict=True)
-    return _Columns(positions, ids, attributes, payloads)
+
+    def field(begin: int, field_end: int) -> list[Any]:
+        return _split_field(body, start, number, size, begin, field_end)
+
+    ids: Sequence[int]
+    if (first_id & SEQUENCE_MASK) + number <= SEQUENCE_COUNT and ids_are_contiguous(body, start, end, size, first_id):
+        ids = range(first_id, first_id + number)
+    else:
+        ids = [int.from_bytes(id, "big") for id in field(_ID_BEGIN, _ID_END)]
+    attributes: list[LazyAttribute | bytes | None] = [None] * number
+    if kind:
+        attribute = body[start + attribute_begin : start + payload_begin]
+        is_shared = _field_is_equal(body, start + attribute_begin, end, size, attribute)
+        attributes = [LazyAttribute(attribute)] * number if is_shared else field(attribute_begin, payload_begin)
+    return _Columns(range(start, end, size), ids, attributes, field(payload_begin, size))
+
+
+def _field_is_equal(body: bytes, begin: int, end: int, size: int, value: bytes) -> bool:
+    """Return whether the records of `size` bytes, the first of which has `value` at `begin`, all have it there."""
+    last = begin + (end - begin - 1) // size * size
+    if body[last : last + len(value)] != value or len(value) > COMPARED_BYTES_MAX:
+        return False
+    number = (end - begin - 1) // size + 1
+    for n in range(len(value)):
+        column = body[begin + n : end : size]
+        if column != value[n : n + 1] * number:
+            return False
+    return True
+
+
+def _split_field(body: bytes, start: int, number: int, size: int, begin: int, end: int) -> list[Any]:
+    """Return the bytes `begin` to `end` of each of `number` records of `size` bytes."""
+    # One call cuts the field out of many records: an iteration for each record would make a tuple for each, which
+    # costs more than the field.
+    whole, rest = divmod(number, FIELDS_PER_LAYOUT)
+    layout = _field_layout(begin, end, size, FIELDS_PER_LAYOUT if whole else rest)
+    rest_begin = start + whole * FIELDS_PER_LAYOUT * size
+    found = list(chain.from_iterable(layout.iter_unpack(memoryview(body)[start:rest_begin])))
+    if rest:
+        found += _field_layout(begin, end, size, rest).unpack_from(body, rest_begin)
+    return found
+
+
+@lru_cache(LAYOUTS_MAX)
+def _field_layout(begin: int, end: int, size: int, number: int) -> Struct:
+    return Struct(f"{begin}x{end - begin}s{size - end}x" * number)
 
 
 def _split_plain(body: bytes, start: int, end: int) -> _Columns:
@@ -336,7 +379,7 @@ def _split_plain(body: bytes, start: int, end: int) -> _Columns:
         position = following
     if position != end:
         raise BadRecord(start, "the records do not tile their block")
-    return _Columns(positions, ids, attributes, payloads)
+    return _Columns(positions, ids, _shared(attributes), payloads)
 
 
 def _split_any(body: bytes, start: int, end: int) -> _Columns:
@@ -357,7 +400,15 @@ def _split_any(body: bytes, start: int, end: int) -> _Columns:
     if not rows:
         return columns
     positions, ids, attributes, payloads = zip(*rows, strict=True)
-    return _Columns(positions, ids, attributes, payloads, ordinals)
+    return _Columns(positions, ids, _shared(attributes), payloads, ordinals)
+
+
+def _shared(attributes: Sequence[bytes | None]) -> list[LazyAttribute | bytes | None]:
+    """Return the attributes. If all are equal, they become one shared object, which is decoded only once."""
+    first = attributes[0] if attributes else None
+    if first is None or attributes[-1] != first or attributes.count(first) < len(attributes):
+        return [*attributes]
+    return [LazyAttribute(first)] * len(attributes)
 
 
 def _split_record(body: bytes, position: int, size: int, kind: int) -> tuple[bytes | None, bytes | None]:
@@ -389,14 +440,11 @@ def _unreadable_reason(kind: int) -> str:
     return f"the flag {kind:#06x} has bits that this release does not know; use a newer client."
 
 
-def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iterable[int], Iterable[int]]:
-    """Return the offset of each record, and the offset at which the next record begins (for the last one: `following`).
-    `positions`: the positions of the records in the body. A record's offset is its position plus `shift`."""
+def _offsets(positions: Sequence[int], shift: int) -> Sequence[int]:
+    """Return the offset of each record. `positions`: the positions of the records in the body."""
     if isinstance(positions, range):
-        begin, end, size = positions.start + shift, positions.stop + shift, positions.step
-        return range(begin, end, size), chain(range(begin + size, end, size), (following,))
-    offsets = [position + shift for position in positions]
-    return offsets, chain(offsets[1:], (following,))
+        return range(positions.start + shift, positions.stop + shift, positions.step)
+    return [position + shift for position in positions]
 
 
 def _describe_bad_records(records: bytes, offset: int) -> str:

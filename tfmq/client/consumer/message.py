@@ -1,16 +1,16 @@
-"""A message as a consumer receives it; the attribute is decoded on first access.
+"""A message as a consumer receives it; most of its fields are computed on access, the attribute is decoded then.
 
-A message is a tuple, because a tuple is the object that is created fastest; use the names of the fields, not the
-indexes. Values that all messages of one block share are in their `Origin`. If all messages of a block have the same
-attribute, it is decoded once.
+A message is a tuple of its payload, its row, and the `Origin` that it shares with the messages that were decoded with
+it; the other fields are columns of the origin. A tuple is the object that is created fastest, and Python's garbage
+collector visits every reference of every new one: with nine fields that took longer than everything else. If all
+messages of a block have the same attribute, it is decoded once.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, cast
 
@@ -18,8 +18,6 @@ from tfmq.errors import DecodeFailed, NotAllowed
 from tfmq.message import Attribute, decode_attribute
 from tfmq.offsets.storage import PartitionName
 
-DECODED_MAX: Final = 64
-"""Size of the cache of decoded attributes, so that reading several fields of a message decodes its attribute once."""
 NO_ATTRIBUTE: Final = Attribute()
 REPR_CHARACTERS: Final = 40
 """Maximum length of a key or a tag in a `repr`."""
@@ -66,30 +64,6 @@ class FailureHandler(Protocol):
         """Return the context in which one message is handled."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Origin:
-    """Values that the messages of one block share.
-
-    `incarnation`: that of the topic · `append_ms`: when the broker appended the block, in ms since 1970 · `epoch`: the
-    log's epoch at that time · `codec`: that of the consumer · `handler`: creates the contexts of `handling()`.
-    """
-
-    incarnation: int
-    append_ms: int
-    epoch: int
-    codec: Codec | None
-    handler: "FailureHandler | None" = None
-    _appended_at: datetime | None = field(default=None, init=False)
-
-    @property
-    def appended_at(self) -> datetime:
-        """When the broker appended the block (aware, UTC)."""
-        found = self._appended_at
-        if found is None:
-            found = self._appended_at = utc_datetime(self.append_ms)
-        return found
-
-
 class LazyAttribute:
     """Attribute of a record, decoded when the first field is accessed. `data` is the encoded form."""
 
@@ -116,7 +90,37 @@ class LazyAttribute:
         return object.__getattribute__(self, name)
 
 
-_cached_attribute = lru_cache(DECODED_MAX)(LazyAttribute)
+@dataclass(slots=True, eq=False, repr=False)
+class Origin:
+    """Values that messages of one partition share, and the other values of each of them as columns.
+
+    `incarnation`: that of the topic · `append_ms`: when the broker appended them, in ms since 1970 · `epoch`: the log's
+    epoch at that time · `codec`: that of the consumer · `handler`: creates the contexts of `handling()` · `end`: the
+    offset after the last of them. A message is one row of `offsets`, `ordinals`, `ids` and `attributes`; an attribute
+    that was accessed is a `LazyAttribute`. Rows may belong to messages with another origin.
+    """
+
+    incarnation: int
+    append_ms: int
+    epoch: int
+    codec: Codec | None
+    handler: "FailureHandler | None" = None
+    topic: str = ""
+    partition: int = 0
+    offsets: Sequence[int] = ()
+    end: int = 0
+    ordinals: Sequence[int] = ()
+    ids: Sequence[int] = ()
+    attributes: list[LazyAttribute | bytes | None] = field(default_factory=list)
+    _appended_at: datetime | None = field(default=None, init=False)
+
+    @property
+    def appended_at(self) -> datetime:
+        """When the broker appended the block (aware, UTC)."""
+        found = self._appended_at
+        if found is None:
+            found = self._appended_at = utc_datetime(self.append_ms)
+        return found
 
 
 def shortened(text: str) -> str:
@@ -131,50 +135,101 @@ def utc_datetime(time_ms: int) -> datetime:
         raise DecodeFailed(f"A message names a time that no calendar has: {time_ms} ms since 1970.") from None
 
 
-class ReceivedMessage(NamedTuple, Generic[Value]):
+class _Row(NamedTuple):
+    payload: bytes | None
+    row: int
+    origin: Origin
+
+
+class ReceivedMessage(tuple[Any, ...], Generic[Value]):
     """One received message.
 
     `payload`: bytes, None for a tombstone · `topic`, `partition` · `offset`: byte position in the partition ·
     `next_offset`: offset at which reading continues after this message · `ordinal`: number of messages before it in the
-    partition · `id`: unique in the broker. The other properties are decoded when they are accessed, and raise
-    DecodeFailed if that fails.
+    partition · `id`: unique in the broker. The properties that are decoded when they are accessed raise DecodeFailed
+    if that fails. Use the names of the fields, not the indexes of the tuple.
     """
 
-    payload: bytes | None
-    topic: str
-    partition: int
-    offset: int
-    next_offset: int
-    ordinal: int
-    id: int
-    attribute: LazyAttribute | bytes | None
-    origin: Origin
+    # Without a `__new__` in Python, the class creates an instance of a tuple in one call of C: `make_message` makes
+    # one from the values of all fields. The descriptors of a NamedTuple read any tuple, and faster than a property.
+    __slots__ = ()
+
+    payload: bytes | None = _Row.payload
+    row: int = _Row.row
+    origin: Origin = _Row.origin
+
+    def _replace(self, **changes: Any) -> "ReceivedMessage[Value]":
+        """Return a copy with other values of some arguments of `make_message`."""
+        return make_message(**{**self._arguments(), **changes})
+
+    def _arguments(self) -> dict[str, Any]:
+        names = ("payload", "topic", "partition", "offset", "next_offset", "ordinal", "id")
+        fields = {name: getattr(self, name) for name in names}
+        return {**fields, "attribute": self.attribute_bytes, "origin": self.origin}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy the message alone, without the handler of its consumer, which stays in its process."""
+        shared = self.origin
+        origin = Origin(shared.incarnation, shared.append_ms, shared.epoch, shared.codec)
+        return make_message, (*[*self._arguments().values()][:-1], origin)
+
+    @property
+    def topic(self) -> str:
+        return self.origin.topic
+
+    @property
+    def partition(self) -> int:
+        return self.origin.partition
+
+    @property
+    def offset(self) -> int:
+        """Position of the message in its partition, in bytes."""
+        return self.origin.offsets[self.row]
+
+    @property
+    def next_offset(self) -> int:
+        """Offset at which reading continues after this message."""
+        origin, row = self.origin, self.row + 1
+        return origin.offsets[row] if row < len(origin.offsets) else origin.end
+
+    @property
+    def ordinal(self) -> int:
+        """Number of messages before this one in its partition."""
+        return self.origin.ordinals[self.row]
+
+    @property
+    def id(self) -> int:
+        """Id of the message, unique in the broker."""
+        return self.origin.ids[self.row]
+
+    @property
+    def attribute(self) -> LazyAttribute:
+        """The fields that the sender has set, decoded at the first access."""
+        attributes = self.origin.attributes
+        found = attributes[self.row]
+        if not isinstance(found, LazyAttribute):
+            found = attributes[self.row] = LazyAttribute(found)
+        return found
 
     @property
     def key(self) -> bytes | str | None:
         """The ordering key, bytes or text as it was sent; None if the message has no key."""
-        attribute = self.attribute
-        return attribute.key if attribute.__class__ is LazyAttribute else _cached_attribute(attribute).key
+        return self.attribute.key
 
     @property
     def tag(self) -> str | None:
         """The tag, by which consumers can filter; None if the message has no tag."""
-        attribute = self.attribute
-        return attribute.tag if attribute.__class__ is LazyAttribute else _cached_attribute(attribute).tag
+        return self.attribute.tag
 
     @property
     def properties(self) -> dict[str, str]:
         """The text properties, as a new dict."""
-        attribute = self.attribute
-        found = attribute if attribute.__class__ is LazyAttribute else _cached_attribute(attribute)
-        return dict(found.properties)
+        return dict(self.attribute.properties)
 
     @property
     def born_at(self) -> datetime | None:
         """When the sender created the message (aware, UTC, sender's clock); None if not set."""
-        attribute = self.attribute
-        found = attribute if attribute.__class__ is LazyAttribute else _cached_attribute(attribute)
-        return found.born_at
+        return self.attribute.born_at
 
     @property
     def appended_at(self) -> datetime:
@@ -187,22 +242,18 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
 
         The number does not grow while `run` repeats a handler's calls.
         """
-        attribute = self.attribute
-        found = attribute if attribute.__class__ is LazyAttribute else _cached_attribute(attribute)
-        return found.attempts
+        return self.attribute.attempts
 
     @property
     def redrives(self) -> int:
         """How many times `tfmq dlq redrive` has sent this message again after it had become a dead letter."""
-        attribute = self.attribute
-        found = attribute if attribute.__class__ is LazyAttribute else _cached_attribute(attribute)
-        return found.redrives
+        return self.attribute.redrives
 
     @property
     def attribute_bytes(self) -> bytes | None:
         """The encoded attribute, also if it cannot be decoded; None if the message has none."""
-        attribute = self.attribute
-        return attribute.data if isinstance(attribute, LazyAttribute) else attribute
+        found = self.origin.attributes[self.row]
+        return found.data if isinstance(found, LazyAttribute) else found
 
     @property
     def text(self) -> str:
@@ -260,6 +311,23 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
 
     def _unreadable(self, reason: str) -> DecodeFailed:
         return DecodeFailed(f"{self.topic}-{self.partition} at offset {self.offset}: {reason}.")
+
+
+def make_message(
+    payload: bytes | None,
+    topic: str,
+    partition: int,
+    offset: int,
+    next_offset: int,
+    ordinal: int,
+    id: int,
+    attribute: LazyAttribute | bytes | None,
+    origin: Origin,
+) -> ReceivedMessage[Any]:
+    """Create a message alone, with the shared values of `origin`."""
+    shared = replace(origin, topic=topic, partition=partition, offsets=(offset,), end=next_offset)
+    shared.ordinals, shared.ids, shared.attributes = (ordinal,), (id,), [attribute]
+    return ReceivedMessage((payload, 0, shared))
 
 
 UNKNOWN = -1
