@@ -7,13 +7,13 @@ uses the same slot, so that it never overwrites the last durable payload. docs/f
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from contextlib import closing
 from enum import StrEnum
 from struct import Struct
 from typing import Final, Generic, TypeVar
 
+from journal.crc32 import crc32
 from journal.disk import Disk, write_all
 from journal.errors import Corrupt, TooLarge
 
@@ -86,7 +86,7 @@ class DualSlotFile:
         assert self._sequence is not None
         sequence = self._sequence + 1
         covered = CHECKSUMMED.pack(sequence, len(payload)) + payload
-        slot = SLOT_HEADER.pack(MAGIC, zlib.crc32(covered), sequence, len(payload)) + payload
+        slot = SLOT_HEADER.pack(MAGIC, crc32(covered), sequence, len(payload)) + payload
         made = not self._disk.exists(self.path)
         file = self._disk.create(self.path) if made else self._disk.open_write(self.path)
         try:
@@ -121,7 +121,7 @@ class DualSlotFile:
         if magic != MAGIC or size > SLOT_SIZE - SLOT_HEADER.size or begins + size > len(data):
             return None
         payload = data[begins : begins + size]
-        if zlib.crc32(CHECKSUMMED.pack(sequence, size) + payload) != crc:
+        if crc32(CHECKSUMMED.pack(sequence, size) + payload) != crc:
             return None
         return sequence, payload
 

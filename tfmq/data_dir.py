@@ -12,8 +12,8 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.errors import Corrupt, NewerFormat
 from journal.filenames import LOCK_NAME, log_checkpoint_name, parse_partition_folder, parse_segment_name
 from journal.log.recovery_rules import FILES_GONE

@@ -13,9 +13,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from journal import filenames
+from journal.crc32 import crc32
 from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
 from journal.fsck.findings import Progress, keep_original, no_progress, replace_file

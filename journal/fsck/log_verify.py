@@ -14,9 +14,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from journal import filenames
+from journal.crc32 import crc32
 from journal.disk import Disk, File
 from journal.errors import Corrupt, NewerFormat
 from journal.fsck.findings import NOTE, Progress, Verifier, VerifyReport

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from journal import filenames
+from journal.crc32 import crc32
 from journal.disk import Disk
 from journal.errors import Corrupt
 from journal.fsck.findings import DAMAGE, NOTE, Progress, Verifier, VerifyReport

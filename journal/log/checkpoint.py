@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from functools import partial
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
-from zlib import crc32
 
 from journal import filenames
+from journal.crc32 import crc32
 from journal.disk import Disk, read_file, write_new_file
 from journal.dual_slot_file import CheckpointFile, DualSlotFile
 from journal.errors import Corrupt, NewerFormat

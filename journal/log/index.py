@@ -15,8 +15,8 @@ from contextlib import closing
 from functools import cached_property
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.disk import Disk, File, write_all
 from journal.errors import JournalError
 from journal.record.block import Block

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, NotARecord
 from journal.log.checkpoint import truncated_since
 from journal.log.index import RUN_SIZE_MIN, IndexPosition, SegmentIndex

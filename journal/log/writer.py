@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from journal.clock import Clock
+from journal.crc32 import crc32
 from journal.disk import Bytes, Disk
 from journal.errors import BadBatch, Full, JournalError, Stopped
 from journal.fsync import FsyncGate

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.errors import BadBatch
 from journal.record.block_trailer import SOURCE_PLAIN, SOURCE_SUCCESSION
 from journal.record.format import (

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.record.batch import BLOCK_SIZE_MAX
 from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, BlockTrailer, decode_trailer
 from journal.record.format import (

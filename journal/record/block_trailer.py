@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.record.format import (
     FLAG_TRAILER,
     HEADER,

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.errors import JournalError, TooLarge
 
 Buffer = bytes | bytearray | memoryview

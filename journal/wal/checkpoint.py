@@ -13,9 +13,9 @@ from contextlib import closing
 from itertools import chain
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from journal import filenames
+from journal.crc32 import crc32
 from journal.disk import Disk, File, write_new_file
 from journal.dual_slot_file import CheckpointFile
 from journal.errors import Corrupt, NewerFormat

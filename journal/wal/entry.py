@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.errors import TooLarge
 from journal.record.format import BadRecord, Buffer, Incomplete
 

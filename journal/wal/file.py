@@ -14,9 +14,9 @@ from contextlib import suppress
 from operator import attrgetter
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from journal import filenames
+from journal.crc32 import crc32
 from journal.disk import Bytes, Disk, File, FileReferences, write_all
 from journal.errors import Closed, Corrupt, Full, NewerFormat
 from journal.record.format import BadRecord, Incomplete

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Final, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from journal.crc32 import crc32
 from journal.record import block_trailer
 from journal.record.batch import BLOCK_SIZE_MAX
 from journal.record.block import Block, blocks_of

@@ -7,12 +7,12 @@ CRC-32 is computed in a loop over the records.
 from __future__ import annotations
 
 from typing import Final, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from journal.crc32 import crc32
 from journal.record.format import FLAG_ATTRIBUTE, FLAG_TAG_SHIFT, FLAG_TOMBSTONE, HEADER_SIZE, SEQUENCE_COUNT, make_id
 from tfmq import limits
 from tfmq.arrow.attributes import Array, AttributeParts, build_parts, column_edges

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 
+from journal.crc32 import crc32
 from tfmq.arrow.attributes import Array, column_edges
 from tfmq.errors import BadRequest
 

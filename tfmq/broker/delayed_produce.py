@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, Final, NamedTuple
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.log.log import Log
 from journal.record.batch import Appended, Batch
 from journal.record.format import HEADER_SIZE, LENGTH, Buffer

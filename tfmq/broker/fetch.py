@@ -14,8 +14,8 @@ from functools import partial
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Final
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.errors import BelowStart, BeyondEnd
 from journal.log.log import Log, Upto
 from journal.record.batch import Chunk

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from journal.crc32 import crc32
 from tfmq.broker.apply_target import BrokerApplyTarget
 from tfmq.broker.catalog import Catalog, IdAllocator
 from tfmq.broker.catalog_state import SCHEDULE_GONE, ScheduleRow
@@ -352,7 +352,7 @@ def chosen_partition(run: RunningSchedule, topic: Topic) -> int:
     wanted = run.row.partition_wanted
     if wanted is None:
         text = run.row.name if run.message_key is None else run.message_key
-        return zlib.crc32(text.encode() if isinstance(text, str) else text) % len(topic.partitions)
+        return crc32(text.encode() if isinstance(text, str) else text) % len(topic.partitions)
     if wanted >= len(topic.partitions):
         raise no_partition(topic, wanted)
     return wanted

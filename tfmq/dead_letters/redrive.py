@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import itertools
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from journal.crc32 import crc32
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import MetadataCache, Topic, fetch_topics, request_with_retries
 from tfmq.client.operation import Operation, Wait
@@ -248,7 +248,7 @@ class RedriveOperation:
             return name, letter.partition % count
         key = exact_key(letter)
         data = key.encode() if isinstance(key, str) else key
-        return name, zlib.crc32(data) % count
+        return name, crc32(data) % count
 
     def _is_sendable(self, letter: Letter) -> bool:
         """Return whether a letter can be sent; if not, add the reason to the report."""

@@ -13,7 +13,6 @@ wrong character, every two swapped characters, and all but one in 2^32 of other 
 from __future__ import annotations
 
 import binascii
-import zlib
 from array import array
 from base64 import b32decode, b32encode
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from struct import Struct
 from sys import byteorder
 from typing import Any, Final, NamedTuple, NoReturn, overload
 
+from journal.crc32 import crc32
 from tfmq.errors import BadRequest
 
 HANDLE_LETTER: Final = "d"
@@ -59,7 +59,7 @@ def format_handle(handle: Handle) -> str:
 
 
 def _format_fields(fields: bytes) -> str:
-    return HANDLE_LETTER + b32encode(fields + _CHECKSUM.pack(zlib.crc32(fields))).decode().lower()[:-_PADDING]
+    return HANDLE_LETTER + b32encode(fields + _CHECKSUM.pack(crc32(fields))).decode().lower()[:-_PADDING]
 
 
 def parse_handle(text: str) -> Handle:

@@ -205,7 +205,7 @@ PRODUCER: Final = (
         "one-key-two-partitions",
         "messages of one key keep their order",
         "tfmq/client/send/partitioner.py",
-        "        return partitions[zlib.crc32(data) % len(partitions)]\n",
+        "        return partitions[crc32(data) % len(partitions)]\n",
         "        return self._without_key.get_partition(topic, partitions, message)\n",
         [SENDER, "tests/client/send/test_partitioner.py"],
     ),

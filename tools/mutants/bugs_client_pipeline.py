@@ -259,8 +259,8 @@ _LONE: Final = (
         "single-record-without-the-checksum-of-its-attribute",
         "the checksum of a record covers its attribute, also in a batch of one",
         "tfmq/client/send/record_encoder.py",
-        "    checksum = zlib.crc32(payload, zlib.crc32(part))\n",
-        "    checksum = zlib.crc32(payload)\n",
+        "    checksum = crc32(payload, crc32(part))\n",
+        "    checksum = crc32(payload)\n",
         ["tests/client/send/test_record_encoder.py"],
     ),
     Mutant(

@@ -375,7 +375,7 @@ CHECKS: Final = (
         "mark-checksum-unchecked",
         "a damaged mark is never used",
         "journal/dual_slot_file.py",
-        "        if zlib.crc32(CHECKSUMMED.pack(sequence, size) + payload) != crc:\n",
+        "        if crc32(CHECKSUMMED.pack(sequence, size) + payload) != crc:\n",
         "        if crc < 0:\n",
         ["tests/journal/test_dual_slot_file.py"],
     ),

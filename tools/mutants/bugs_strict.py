@@ -206,9 +206,9 @@ CHOICE: Final = (
         "key-takes-turns",
         "a key is always sent to the same configured partition",
         _SELECTOR,
-        "        return numbers[zlib.crc32(data) % len(numbers)]\n",
+        "        return numbers[crc32(data) % len(numbers)]\n",
         "        self._turns[topic] = self._turns.get(topic, 0) + 1\n"
-        "        return numbers[(zlib.crc32(data) + self._turns[topic]) % len(numbers)]\n",
+        "        return numbers[(crc32(data) + self._turns[topic]) % len(numbers)]\n",
         [SELECTOR],
     ),
     Mutant(

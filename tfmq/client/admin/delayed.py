@@ -6,12 +6,12 @@ further effect, and a repeated request with the same arguments adds no second sc
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from journal.crc32 import crc32
 from tfmq.client.admin.models import split_fields
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request, wait_for_reply
@@ -217,7 +217,7 @@ class ScheduleRequest(NamedTuple):
         words = (self.cron, zone, self.topic, self.partition, self.misfire, attribute, payload is None)
         name = self.name
         if name is None:  # The name depends only on the arguments, so that a repeated call adds no second schedule.
-            checksum = zlib.crc32(body, zlib.crc32(repr(words).encode()))
+            checksum = crc32(body, crc32(repr(words).encode()))
             name = f"{self.topic[:NAME_BYTES]}-{checksum:08x}"
         return AddSchedule(name, *words), body
 

@@ -14,8 +14,8 @@ from itertools import chain, repeat
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Final, NamedTuple, Protocol
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.record.block import trailer_position
 from journal.record.block_trailer import (
     TRAILER,

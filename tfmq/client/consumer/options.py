@@ -34,8 +34,9 @@ MessageFilter = Callable[[ReceivedMessage[Any]], object] | None
 PartitionCallback = Callable[[list[PartitionName]], Any] | None
 """Called with partitions that were assigned or revoked. With asyncio a coroutine function is permitted."""
 
-FETCH_BYTES: Final = 256 * KIB
-"""Default fetch size. Measured: smaller fetches cost more round trips, larger ones exceed the processor's caches."""
+FETCH_BYTES: Final = 257 * KIB
+"""Default fetch size: four full blocks with their block trailers. Measured: smaller fetches cost more round trips,
+larger ones exceed the processor's caches."""
 PREFETCH_BYTES: Final = 8 * MIB
 """Default limit of buffered responses. With it, a next response is there when one has been delivered. It is not higher,
 because a seek discards all buffered responses."""

@@ -25,8 +25,9 @@ from tfmq.protocol.commands import ACKS
 
 LINGER_MS = 5.0
 """Default linger time: how long an open batch waits for further messages if no caller waits for the batch."""
-BATCH_BYTES = 256 << 10
-"""Default batch size. Larger batches would not increase the throughput, and a rejection affects a whole batch."""
+BATCH_BYTES = 1 << 20
+"""Default batch size. Measured with `send_many`: a quarter of it costs a fifth to a quarter of the throughput, as the
+work for a batch is then done four times; twice as much gains nothing, and a rejection affects a whole batch."""
 BUFFER_BYTES = 32 << 20
 TIMEOUT_SECONDS = 30.0
 BATCH_BYTES_MAX = 8 << 20

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import random
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Final
 
+from journal.crc32 import crc32
 from tfmq import limits
 from tfmq.client.connection.requests import Topic
 from tfmq.errors import BadRequest, StorageStopped, UnknownPartition
@@ -76,7 +76,7 @@ class KeyHash(PartitionSelector):
         if key is None:
             return self._without_key.get_partition(topic, partitions, message)
         data = key.encode() if isinstance(key, str) else key
-        return partitions[zlib.crc32(data) % len(partitions)]
+        return partitions[crc32(data) % len(partitions)]
 
 
 class Random(PartitionSelector):
@@ -210,4 +210,4 @@ class StrictPartitions(PartitionSelector):
             self._turns[topic] = turn + 1
             return numbers[turn % len(numbers)]
         data = message.key.encode() if isinstance(message.key, str) else message.key
-        return numbers[zlib.crc32(data) % len(numbers)]
+        return numbers[crc32(data) % len(numbers)]

@@ -9,7 +9,6 @@ of a batch share is computed once, as the start value of each record's CRC.
 from __future__ import annotations
 
 import sys
-import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ from itertools import accumulate, repeat
 from struct import Struct
 from typing import Final, NamedTuple
 
+from journal.crc32 import crc32
 from journal.record.format import ATTRIBUTE_SIZE, FLAG_ATTRIBUTE, HEADER, HEADER_SIZE
 from journal.record.format import header_positions as record_positions
 from tfmq import limits
@@ -73,11 +73,11 @@ def birth_part(born_ms: int) -> bytes:
 def encode_one(payload: bytes, part: bytes, producer_id: int, sequence: int) -> EncodedRecords:
     """Encode one record with the attribute `part` (see `attribute_part`), faster than `encode_shared` does."""
     length = len(part) + len(payload)
-    checksum = zlib.crc32(payload, zlib.crc32(part))
+    checksum = crc32(payload, crc32(part))
     flags = FLAG_ATTRIBUTE if part else 0
     header = HEADER.pack(length, checksum, producer_id << SEQUENCE_BITS | sequence, flags)
     data = bytearray().join((header, part, payload))
-    return _new(EncodedRecords, (data, [(len(data), 1, zlib.crc32(data))], len(data), None))
+    return _new(EncodedRecords, (data, [(len(data), 1, crc32(data))], len(data), None))
 
 
 def encode_shared(payloads: Sequence[bytes], part: bytes, producer_id: int, sequence: int) -> EncodedRecords:
@@ -91,7 +91,7 @@ def encode_shared(payloads: Sequence[bytes], part: bytes, producer_id: int, sequ
     first_id = producer_id << SEQUENCE_BITS | sequence
     ids = range(first_id, first_id + len(sizes))
     pieces: list[bytes] = [b""] * (2 * len(sizes))
-    pieces[0::2] = map(HEADER.pack, sizes, map(zlib.crc32, payloads), ids, repeat(0))
+    pieces[0::2] = map(HEADER.pack, sizes, map(crc32, payloads), ids, repeat(0))
     pieces[1::2] = payloads
     return _divide_blocks(bytearray().join(pieces), sizes)
 
@@ -115,11 +115,11 @@ def encode_each(
         shared = parts[0]
         extra = len(shared)
         lengths = [extra + size for size in sizes or map(len, payloads)]
-        checksums = map(zlib.crc32, payloads, repeat(zlib.crc32(shared)))
+        checksums = map(crc32, payloads, repeat(crc32(shared)))
         all_flags: Iterable[int] = repeat(FLAG_ATTRIBUTE)
     else:
         lengths = list(map(int.__add__, map(len, parts), map(len, payloads)))
-        checksums = map(zlib.crc32, payloads, map(zlib.crc32, parts))
+        checksums = map(crc32, payloads, map(crc32, parts))
         all_flags = [flag | FLAG_ATTRIBUTE if part else flag for flag, part in zip(flags, parts, strict=True)]
     pieces: list[bytes] = [b""] * (3 * count)
     pieces[0::3] = map(HEADER.pack, lengths, checksums, range(first_id, first_id + count), all_flags)
@@ -140,7 +140,7 @@ def rewrite_ids(encoded: EncodedRecords, producer_id: int, sequence: int) -> Enc
     blocks, start = [], 0
     with memoryview(data) as view:
         for size, count, _ in encoded.blocks:
-            blocks.append((size, count, zlib.crc32(view[start : start + size])))
+            blocks.append((size, count, crc32(view[start : start + size])))
             start += size
     return encoded._replace(data=data, blocks=blocks)
 
@@ -152,9 +152,8 @@ def _encode_equal_sizes(
     flag = FLAG_ATTRIBUTE if part else 0
     template = HEADER.pack(len(part) + size, 0, producer_id << SEQUENCE_BITS, flag) + part
     stride = len(template) + size
-    data = bytearray(template)
-    data += template.join(payloads)
-    checksums = array("I", map(zlib.crc32, payloads, repeat(zlib.crc32(part))))
+    data = bytearray(template).join((b"", *payloads))
+    checksums = array("I", map(crc32, payloads, repeat(crc32(part))))
     if sys.byteorder == "little":
         checksums.byteswap()
     column = checksums.tobytes()
@@ -168,7 +167,7 @@ def _encode_equal_sizes(
         for first in range(0, count, per_block):
             number = min(per_block, count - first)
             start = first * stride
-            blocks.append((number * stride, number, zlib.crc32(view[start : start + number * stride])))
+            blocks.append((number * stride, number, crc32(view[start : start + number * stride])))
     return EncodedRecords(data, blocks, stride, None)
 
 
@@ -206,6 +205,6 @@ def _divide_blocks(data: bytearray, lengths: Sequence[int]) -> EncodedRecords:
         while first < len(ends):
             last = max(bisect_right(ends, start + limits.BLOCK_BYTES), first + 1)
             end = ends[last - 1]
-            blocks.append((end - start, last - first, zlib.crc32(view[start:end])))
+            blocks.append((end - start, last - first, crc32(view[start:end])))
             first, start = last, end
     return EncodedRecords(data, blocks, 0, ends)

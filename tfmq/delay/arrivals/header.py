@@ -24,8 +24,8 @@ from array import array
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.errors import NewerFormat
 from journal.record.format import HEADER, HEADER_SIZE, SEQUENCE_COUNT, BadRecord, Buffer, make_id, make_record
 from tfmq.delay.due_time import (

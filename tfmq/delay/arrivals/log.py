@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from struct import Struct
 from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.errors import BelowStart, BeyondEnd, Corrupt, NotARecord
 from journal.log.log import Log, Upto
 from journal.log.options import LogOptions

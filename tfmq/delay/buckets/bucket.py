@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, TypeAlias
-from zlib import crc32
 
 from journal import filenames
+from journal.crc32 import crc32
 from journal.disk import Disk, File
 from journal.errors import Corrupt
 from journal.record.format import HEADER_SIZE, LENGTH, RECORD_SIZE_MAX, Buffer

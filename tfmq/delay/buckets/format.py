@@ -22,8 +22,8 @@ from itertools import accumulate, chain, compress
 from operator import itemgetter, ne
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
-from zlib import crc32
 
+from journal.crc32 import crc32
 from journal.errors import Corrupt, NewerFormat
 from journal.record.format import HEADER_SIZE, RECORD_SIZE_MAX, Buffer
 from tfmq.delay.due_time import DUE_MAX, decode_words, encode_words

@@ -7,9 +7,9 @@ from enum import Enum
 from struct import Struct
 from struct import error as StructError
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from journal import filenames
+from journal.crc32 import crc32
 from journal.disk import Disk, check_no_folders, read_file, write_new_file
 from journal.errors import Corrupt, Full, NewerFormat, TooLarge
 from journal.filenames import CHECKPOINT_NAME, DAMAGED_SUFFIX, NEW_SUFFIX, REPAIRED_SUFFIX
