@@ -7,9 +7,9 @@ requests that come during a round are served by the next one.
 A log is dirty if it may have bytes that are not durable. If one log is dirty, its file is fsynced: by the owner's
 thread itself if one caller waits for few bytes, and the disk is fast (`own_thread`); otherwise by the kernel without a
 worker (`journal.linux_aio`) if the system has AIO and AIO is not slower, else in a worker. If several logs are dirty,
-one `syncfs` makes all of them durable. A failed syncfs does not name the files that lost bytes, and the
-system reports the error only once. So after a failed syncfs each file is fsynced by itself, to find these files. A log
-is stopped if the fsync of its own file fails; the other logs continue.
+one `syncfs` makes all of them durable. A failed syncfs does not name the files that lost bytes, and the system reports
+the error only once. So after a failed syncfs each file is fsynced by itself, to find these files. A log is stopped if
+the fsync of its own file fails; the other logs continue.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ OWN_SLOW_ROUNDS: Final = 5
 makes none for a while."""
 OWN_PAUSE_SECONDS: Final = 5.0
 OWN_PAUSE_FACTOR: Final = 50.0
-"""That while is OWN_PAUSE_SECONDS, or this many times the duration of the last fsync if that is longer: a disk that
-stalls holds the owner's thread for two per cent of the time at most."""
+"""That while is OWN_PAUSE_SECONDS, or this many times the duration of the last fsync if that is longer: fsyncs of more
+than SLOW_SECONDS hold the owner's thread for two per cent of the time at most."""
 
 
 class FsyncTarget(Protocol):
@@ -151,7 +151,7 @@ class _OwnThread:
         self._pause_until = float("-inf")
 
     def may_fsync(self, now: float) -> bool:
-        """Whether the disk was fast enough. `now`: monotonic time (s)."""
+        """Return whether no pause after slow fsyncs lasts. `now`: monotonic time (s)."""
         return now >= self._pause_until
 
     def record(self, seconds: float, now: float) -> None:
@@ -166,9 +166,9 @@ class Forcer:
 
     `anchor_path`: a folder on the file system of all these logs; `syncfs` is called with a handle of this folder.
     `begin` (`AioFsyncQueue.start`): starts an fsync of a single file without a worker; None if the system cannot do
-    that. `own_thread`: whether the owner's thread may make an fsync itself, which for one caller that waits saves the
-    time to pass it to another thread and back (measured: 0.1 of 0.65 ms). Everything else waits meanwhile, so it does
-    that only for few bytes, and while fsyncs take less than a millisecond.
+    that. `own_thread`: whether with the method "auto" the owner's thread may make an fsync itself. For one caller that
+    waits, this saves the time to pass the fsync to another thread and back (measured: 0.1 of 0.65 ms). Everything else
+    waits meanwhile, so this thread does it only for few bytes, and not while fsyncs are slow.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Forcer:
     ) -> None:
         self._disk = disk
         self._begin = begin
-        self._own_thread = _OwnThread() if own_thread else None
+        self._own_thread = _OwnThread() if own_thread and method == "auto" else None
         self._run = run
         self._clock = clock
         self._method = "fdatasync" if method == "auto" and sys.platform != "linux" else method

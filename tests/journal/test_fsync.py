@@ -413,6 +413,15 @@ def test_the_own_thread_does_not_wait_for_many_bytes_or_for_callers_that_share_a
     assert logs.count("sync") == 1 and len(logs.answers) == 5
 
 
+def test_another_method_than_auto_leaves_the_own_thread_alone() -> None:
+    kernel = Kernel()
+    logs = Logs(method="fdatasync", kernel=kernel, own_thread=True)
+    logs.send()
+    assert logs.answers == [] and len(kernel.running_fsyncs) == 1
+    kernel.go()
+    assert logs.answers == [(0, None)]
+
+
 def test_nobody_waits_for_what_is_only_dirty_so_the_own_thread_does_not_either() -> None:
     kernel = Kernel()
     logs = Logs(kernel=kernel, own_thread=True)

@@ -99,7 +99,7 @@ def figures(values: dict[str, list[float]], note: str) -> list[Figure]:
     rows = [Figure(r, "tfmq", median(values[r]), "msg/s", t, note=spread(values[r])) for r, t in targets.items()]
     if note:
         rows.append(Figure("consume 100 B", "Kafka", float("nan"), "msg/s", note=note))
-    for peer, target in (("confluent-kafka", 3.5), ("kafka-python", None)):
+    for peer, target in (("confluent-kafka", 2.5), ("kafka-python", None)):
         if peer in values:
             row = "consume 100 B, each payload"
             rows.append(Figure(row, f"Kafka, {peer}", median(values[peer]), "msg/s", note=spread(values[peer])))

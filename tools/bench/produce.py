@@ -124,7 +124,7 @@ def figures(values: dict[str, list[float]], group_bytes: float, note: str) -> li
     if note:
         rows.append(Figure("produce 100 B", "Kafka", float("nan"), "msg/s", note=note))
     for peer, row, target in (
-        ("confluent-kafka", "produce 100 B, send_many", 1.4),
+        ("confluent-kafka", "produce 100 B, send_many", 2.0),
         ("kafka-python", "produce 100 B, send()", 10.0),
     ):
         if peer in values:

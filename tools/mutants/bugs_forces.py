@@ -191,6 +191,14 @@ FORCES: Final = (
         [FORCE],
     ),
     Mutant(
+        "own-thread-used-whatever-the-method",
+        "flush.method decides who makes fsyncs",
+        "journal/fsync.py",
+        'if own_thread and method == "auto" else None',
+        "if own_thread else None",
+        [FORCE],
+    ),
+    Mutant(
         "own-thread-fsyncs-many-bytes",
         "one sender does not keep the broker from everything else",
         "journal/fsync.py",
