@@ -173,6 +173,14 @@ class SegmentIndex:
             return self._open_run
         return self._position_of(bisect_right(self._positions, position, 0, count) - 1)
 
+    def run_end(self, position: int) -> int:
+        """Return the end of the run that starts at `position`, which a search has returned."""
+        count = len(self)
+        number = bisect_right(range(count), position, key=lambda number: self.entry(number).position)
+        if number < count:
+            return self.entry(number).position
+        return self._open_run.position if position < self._open_run.position else self.end
+
     def by_ordinal(self, ordinal: int) -> IndexPosition:
         """Return the start of the last run whose first ordinal is at most `ordinal`, or else of the first run."""
         count = len(self)

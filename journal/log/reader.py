@@ -107,8 +107,7 @@ class LogReader:
                 first = self._load_index(segments[middle]).first_ordinal
                 low, high = (middle, high) if first is not None and first <= ordinal else (low, middle)
             for segment in segments[low:]:
-                position = self._load_index(segment).by_ordinal(ordinal)
-                for block in self._valid_blocks(segment, position.position):
+                for block in self._valid_blocks(segment, self._load_index(segment).by_ordinal(ordinal)):
                     if block.control.next_ordinal > ordinal:
                         return _record_of_ordinal(block, ordinal)
             return segment_set.end, segment_set.end_ordinal
@@ -123,8 +122,7 @@ class LogReader:
                 middle = (low + high) // 2
                 low, high = (low, middle) if self._load_index(segments[middle]).newest_ms >= ms else (middle, high)
             for segment in segments[high:]:
-                position = self._load_index(segment).by_time(ms)
-                for block in self._valid_blocks(segment, position.position):
+                for block in self._valid_blocks(segment, self._load_index(segment).by_time(ms)):
                     if block.control.append_time >= ms:
                         return max(segment_set.first, block.offset)
             return segment_set.end
@@ -224,9 +222,13 @@ class LogReader:
                 path = segments[self._segment_set.index_of(offset, segments)].path
                 raise Corrupt(path, first, next, reason)
 
-    def _valid_blocks(self, segment: Segment, position: int) -> Iterator[Block]:
-        """Yield the blocks from `position` of the segment on, without blocks that are known to be damaged."""
-        for block in segment.valid_blocks(position):
+    def _valid_blocks(self, segment: Segment, run: IndexPosition) -> Iterator[Block]:
+        """Yield the blocks from the start of `run` on, without blocks that are known to be damaged."""
+        # What is searched is most often in the run itself, so no byte after it is read before it is needed. A run with
+        # damage may be as large as the segment, so there is a limit.
+        run_size = self._load_index(segment).run_end(run.position) - run.position
+        read_size = min(max(run_size, RUN_SIZE_MIN), RUN_SIZE_MIN + BLOCK_SPAN_MAX)
+        for block in segment.valid_blocks(run.position, read_size=read_size):
             if not any(first <= block.offset < next for first, next, _ in self._segment_set.damage):
                 yield block
 

@@ -184,13 +184,16 @@ class Segment:
         if file is not None:
             file.close()
 
-    def blocks(self, position: int = 0, end: int | None = None, *, verify: bool = True) -> Iterator[Block]:
+    def blocks(
+        self, position: int = 0, end: int | None = None, *, verify: bool = True, read_size: int = SCAN_SIZE
+    ) -> Iterator[Block]:
         """Yield the blocks from `position` to `end` (default: the segment's end), which must both be block boundaries.
 
-        At the first invalid block, raises the errors of `blocks_of`, with a `position` in this segment.
+        `read_size`: bytes of each read until a block does not end in them. At the first invalid block, raises the
+        errors of `blocks_of`, with a `position` in this segment.
         """
         end = self.size if end is None else end
-        size = SCAN_SIZE
+        size = read_size
         ordinal: int | None = None
         while position < end:
             wanted = min(size, end - position)
@@ -234,11 +237,11 @@ class Segment:
             position += len(data) - BLOCK_SPAN_MAX
         return None
 
-    def valid_blocks(self, position: int = 0, *, verify: bool = False) -> Iterator[Block]:
+    def valid_blocks(self, position: int = 0, *, verify: bool = False, read_size: int = SCAN_SIZE) -> Iterator[Block]:
         """Yield the blocks from `position` to the segment's end. Damaged blocks are skipped without an error."""
         while True:
             try:
-                yield from self.blocks(position, verify=verify)
+                yield from self.blocks(position, verify=verify, read_size=read_size)
                 return
             except BadRecord as error:
                 next_valid = self.find_next_valid(error.position)

@@ -67,6 +67,7 @@ def test_every_search_gives_a_block_start_from_which_the_walk_is_short(sizes: li
         (s for s in (*[e.position for e in index.entries()], index.by_position(end).position) if s > position), end
     )
     right = starts[bisect_right(starts, position) - 1] if starts else 0
+    assert index.run_end(place.position) == following
     # At the very end no block follows: the place is the end itself when the last run was just closed.
     assert place.position <= right < max(following, 1) or end in (right, place.position)
     ordinal = data.draw(st.integers(0, 300))

@@ -69,6 +69,8 @@ def test_it_answers_as_the_index_in_memory(sizes: list[int], data: st.DataObject
     for _ in range(10):
         position = data.draw(st.integers(0, segment.size + 10))
         assert found.by_position(position).position == known.by_position(position).position
+        run = found.by_position(position).position
+        assert run == found.end or found.run_end(run) == known.run_end(run)
         ordinal = data.draw(st.integers(0, 130))
         assert found.by_ordinal(ordinal).position == known.by_ordinal(ordinal).position
         time = data.draw(st.integers(known.newest_ms - 50_000, known.newest_ms + 1_000))

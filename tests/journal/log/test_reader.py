@@ -9,9 +9,11 @@ import pytest
 from journal.errors import BeyondEnd, Corrupt, NotARecord
 from journal.filenames import segment_name
 from journal.fsck.log_repair import repair
+from journal.log.index import RUN_SIZE_MIN
 from journal.log.log import Log
 from journal.log.reader import KNOWN_STARTS_MAX
 from journal.log.readonly import ReadOnlyLog
+from journal.log.segment import Segment
 from journal.record.block import blocks_of
 from journal.record.block_trailer import TRAILER_SIZE, find_next_trailer
 from journal.record.format import BadRecord, records_of
@@ -59,6 +61,24 @@ def test_from_any_record_the_chunk_begins_with_its_block(bench: Bench) -> None:
         assert chunk.data == whole[chunk.start : chunk.next]
         skipped = chunk.data[offset - chunk.start + 20 :]
         assert skipped.startswith(b"%d." % ordinal)
+
+
+def test_search_by_ordinal_reads_one_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, pread = 0, Segment.pread
+
+    def counted(segment: Segment, size: int, position: int) -> bytes:
+        nonlocal read
+        data = pread(segment, size, position)
+        read += len(data)
+        return data
+
+    generator = seeded("runs")
+    bench.log.offset_of_ordinal(0)
+    monkeypatch.setattr(Segment, "pread", counted)
+    for _ in range(scaled(100)):
+        read, ordinal = 0, generator.randrange(1, bench.log.count)
+        bench.log.offset_of_ordinal(ordinal)
+        assert 0 < read < RUN_SIZE_MIN + (200 << 10), ordinal
 
 
 def test_only_starts_of_records_are_positions(bench: Bench) -> None:
