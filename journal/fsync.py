@@ -4,12 +4,11 @@ The thread that owns the logs calls the Forcer. The fsyncs run in a worker throu
 in any thread and afterwards `done(result, error)` in the owner's thread. Only one round of fsyncs runs at a time;
 requests that come during a round are served by the next one.
 
-A log is dirty if it may have bytes that are not durable. If one log is dirty, its file is fsynced: by the owner's
-thread itself if one caller waits for few bytes, and the disk is fast (`own_thread`); otherwise by the kernel without a
-worker (`journal.linux_aio`) if the system has AIO and AIO is not slower, else in a worker. If several logs are dirty,
-one `syncfs` makes all of them durable. A failed syncfs does not name the files that lost bytes, and the system reports
-the error only once. So after a failed syncfs each file is fsynced by itself, to find these files. A log is stopped if
-the fsync of its own file fails; the other logs continue.
+A log is dirty if it may have bytes that are not durable. If one log is dirty, its file is fsynced: by the kernel
+without a worker (`journal.linux_aio`) if the system has AIO and AIO is not slower, else in a worker. If several logs
+are dirty, one `syncfs` makes all of them durable. A failed syncfs does not name the files that lost bytes, and the
+system reports the error only once. So after a failed syncfs each file is fsynced by itself, to find these files. A log
+is stopped if the fsync of its own file fails; the other logs continue.
 """
 
 from __future__ import annotations
@@ -49,17 +48,6 @@ affect the 99th percentile of the times."""
 KERNEL_BONUS: Final = 1.2
 """The kernel method is used if it is slower by at most this factor, because it saves the owner's thread a quarter of
 its CPU time (measured)."""
-OWN_BYTES_MAX: Final = 64 << 10
-"""The owner's thread makes an fsync of at most this many bytes. More bytes come from a sender that does not wait for
-each answer: the next ones are received during the fsync."""
-OWN_SECONDS_MAX: Final = 0.001
-OWN_SLOW_ROUNDS: Final = 5
-"""After this many consecutive fsyncs of more than OWN_SECONDS_MAX, or one of more than SLOW_SECONDS, the owner's thread
-makes none for a while."""
-OWN_PAUSE_SECONDS: Final = 5.0
-OWN_PAUSE_FACTOR: Final = 50.0
-"""That while is OWN_PAUSE_SECONDS, or this many times the duration of the last fsync if that is longer: fsyncs of more
-than SLOW_SECONDS hold the owner's thread for two per cent of the time at most."""
 
 
 class FsyncTarget(Protocol):
@@ -117,7 +105,7 @@ class _SyncfsSpeed:
 
 
 class _FsyncMethods:
-    """Chooses who fsyncs a single file from the measured times of both: the kernel (Linux AIO) or a worker.
+    """Chooses who fsyncs a single file, the kernel (Linux AIO) or a worker, from the measured times of both.
 
     The times are measured in the owner's thread: from the start of an fsync until that thread gets the result. On an
     idle machine the kernel is faster. On a busy machine a worker may be faster: the kernel's thread is bound to the CPU
@@ -143,32 +131,12 @@ class _FsyncMethods:
         return faster if self._round else not faster
 
 
-class _OwnThread:
-    """Decides from measured times whether the owner's thread may make an fsync itself, while everything else waits."""
-
-    def __init__(self) -> None:
-        self._slow = 0
-        self._pause_until = float("-inf")
-
-    def may_fsync(self, now: float) -> bool:
-        """Return whether no pause after slow fsyncs lasts. `now`: monotonic time (s)."""
-        return now >= self._pause_until
-
-    def record(self, seconds: float, now: float) -> None:
-        self._slow = self._slow + 1 if seconds > OWN_SECONDS_MAX else 0
-        if seconds > SLOW_SECONDS or self._slow >= OWN_SLOW_ROUNDS:
-            self._slow = 0
-            self._pause_until = now + max(OWN_PAUSE_SECONDS, OWN_PAUSE_FACTOR * seconds)
-
-
 class Forcer:
     """Fsyncs a set of logs and then calls their waiters, as the module docstring describes.
 
     `anchor_path`: a folder on the file system of all these logs; `syncfs` is called with a handle of this folder.
     `begin` (`AioFsyncQueue.start`): starts an fsync of a single file without a worker; None if the system cannot do
-    that. `own_thread`: whether with the method "auto" the owner's thread may make an fsync itself. For one caller that
-    waits, this saves the time to pass the fsync to another thread and back (measured: 0.1 of 0.65 ms). Everything else
-    waits meanwhile, so this thread does it only for few bytes, and not while fsyncs are slow.
+    that.
     """
 
     def __init__(
@@ -180,11 +148,9 @@ class Forcer:
         method: FsyncMethod = "auto",
         clock: Clock,
         begin: StartFsync | None = None,
-        own_thread: bool = False,
     ) -> None:
         self._disk = disk
         self._begin = begin
-        self._own_thread = _OwnThread() if own_thread and method == "auto" else None
         self._run = run
         self._clock = clock
         self._method = "fdatasync" if method == "auto" and sys.platform != "linux" else method
@@ -278,10 +244,6 @@ class Forcer:
     def _start_round(self, plans: list[FsyncPlan]) -> None:
         self._in_progress = plans
         self.forces += 1
-        own = self._own_thread
-        if own is not None and len(plans) == 1 and self._suits_own_thread(plans[0], own):
-            self._fsync_in_own_thread(plans[0], own)
-            return
         alone = len(plans) == 1 and self._begin is not None
         if alone and self._methods.use_kernel() and self._start_in_kernel(plans[0]):
             return
@@ -293,29 +255,6 @@ class Forcer:
             self._complete(plans, results, error)
 
         self._run(lambda: self._fsync_all(plans), done)
-
-    def _suits_own_thread(self, plan: FsyncPlan, own: _OwnThread) -> bool:
-        # Not in a waiter's call: a waiter that writes again at once would keep this thread from everything else.
-        return (
-            len(self._waiting) == 1
-            and len(self._waiting.get(plan.log, ())) == 1
-            and not self._calling_waiters
-            and plan.end - plan.log.forced_offset <= OWN_BYTES_MAX
-            and not plan.gate.is_busy
-            and own.may_fsync(self._clock.monotonic())
-        )
-
-    def _fsync_in_own_thread(self, plan: FsyncPlan, own: _OwnThread) -> None:
-        started_at = self._clock.monotonic()
-        results: list[Exception | None] | None = None
-        failure = None
-        try:
-            results = [self._fsync_one(plan)]
-        except Exception as error:
-            failure = error
-        now = self._clock.monotonic()
-        own.record(now - started_at, now)
-        self._complete([plan], results, failure)
 
     def _start_in_kernel(self, plan: FsyncPlan) -> bool:
         """Start an fsync of one file by the kernel, without a worker. Return False if no fsync was started."""
@@ -457,11 +396,6 @@ class FsyncGate:
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._in_progress: AioFsync | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether `fsync` might wait for another fsync of the log."""
-        return self._in_progress is not None or self._lock.locked()
 
     def fsync(self, file: FsyncFile, how: Callable[[], None] | None = None) -> None:
         """Fsync `file` by calling `how` (default: the file's `force`), unless the file is sealed.

@@ -77,7 +77,8 @@ class AioFsyncQueue:
         self._context = context
         self._descriptor = descriptor
         self._numbers = itertools.count(1)
-        self._in_progress: dict[int, AioFsync] = {}
+        self.in_progress: dict[int, AioFsync] = {}
+        """The fsyncs whose end was not found yet, by number."""
         self._ended: deque[AioFsync] = deque()
         self._block = ctypes.create_string_buffer(_IOCB.size)
         self._blocks = (ctypes.c_void_p * 1)(ctypes.addressof(self._block))
@@ -102,18 +103,18 @@ class AioFsyncQueue:
     @property
     def busy(self) -> bool:
         """True if an fsync is in progress, or if one has ended and `drain_ended` has not returned it yet."""
-        return bool(self._in_progress or self._ended)
+        return bool(self.in_progress or self._ended)
 
     def start(self, file: File, callback: FsyncCallback) -> AioFsync | None:
         """Start an fsync of everything written to `file`. Return None if the fsync could not be started."""
-        if not isinstance(file, RealFile) or len(self._in_progress) >= CONCURRENT_MAX:
+        if not isinstance(file, RealFile) or len(self.in_progress) >= CONCURRENT_MAX:
             return None
         number = next(self._numbers)
         command = (_COMMAND_FDSYNC, 0, file.fileno(), 0, 0, 0, 0, _FLAG_EVENTFD, self._descriptor)
         _IOCB.pack_into(self._block, 0, number, 0, 0, *command)
-        in_flight = self._in_progress[number] = AioFsync(self, file.path, callback)
+        in_flight = self.in_progress[number] = AioFsync(self, file.path, callback)
         if _call_holding_lock(self._calls.submit, self._context, 1, self._blocks_at, 0, 0) != 1:
-            del self._in_progress[number]
+            del self.in_progress[number]
             return None
         return in_flight
 
@@ -133,7 +134,7 @@ class AioFsyncQueue:
             raise OSError(code, f"the results of fsyncs cannot be read: {os.strerror(code)}")
         for number in range(count):
             key, _, result, _ = _EVENT.unpack_from(events, number * _EVENT.size)
-            in_flight = self._in_progress.pop(key)
+            in_flight = self.in_progress.pop(key)
             if result < 0:
                 in_flight.error = OSError(-result, os.strerror(-result), in_flight.path)
             self._ended.append(in_flight)

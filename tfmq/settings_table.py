@@ -196,9 +196,7 @@ class Flush:
     messages: int = setting(1000, Integer(0, 10**9), "Fsync after this many messages; 0: after every batch.")
     seconds: float = setting(10.0, Duration(0, 86_400), "Fsync after this time; 0: after every batch.")
     method: Literal["auto", "fdatasync", "syncfs"] = setting(
-        "auto",
-        Choice("auto", "fdatasync", "syncfs"),
-        "Fsync method: auto uses one syncfs for many files, and the broker's own thread for one waiting sender.",
+        "auto", Choice("auto", "fdatasync", "syncfs"), "Fsync method: auto uses one syncfs for many files."
     )
 
 

@@ -12,20 +12,7 @@ import pytest
 from journal.disk import File, FileReferences
 from journal.errors import BeyondEnd, Closed, Stopped
 from journal.filenames import segment_name
-from journal.fsync import (
-    NEVER_CLOSED,
-    OWN_BYTES_MAX,
-    OWN_PAUSE_FACTOR,
-    OWN_PAUSE_SECONDS,
-    OWN_SECONDS_MAX,
-    OWN_SLOW_ROUNDS,
-    PROBE_ROUNDS,
-    SLOW_ROUNDS,
-    SLOW_SECONDS,
-    Forcer,
-    FsyncGate,
-    FsyncMethod,
-)
+from journal.fsync import NEVER_CLOSED, PROBE_ROUNDS, SLOW_ROUNDS, SLOW_SECONDS, Forcer, FsyncGate, FsyncMethod
 from journal.linux_aio import AioFsync, FsyncCallback
 from journal.log.log import Log
 from journal.record.format import make_log_id
@@ -90,13 +77,7 @@ class Logs:
     """Several logs on one disk, and their forcer."""
 
     def __init__(
-        self,
-        count: int = 1,
-        *,
-        held: bool = False,
-        method: FsyncMethod = "auto",
-        kernel: Kernel | None = None,
-        own_thread: bool = False,
+        self, count: int = 1, *, held: bool = False, method: FsyncMethod = "auto", kernel: Kernel | None = None
     ) -> None:
         self.disk = SimulatedDisk()
         self.clock = SimulatedClock()
@@ -107,8 +88,7 @@ class Logs:
             self.logs.append(Log.open(self.disk, f"/data/t-{n}", log_id=make_log_id(5, n), clock=self.clock))
         self.worker = Worker(held=held)
         begin = kernel.begin if kernel else None
-        options = {"begin": begin, "own_thread": own_thread}
-        self.forcer = Forcer(self.disk, self.worker, anchor_path="/data", method=method, clock=self.clock, **options)
+        self.forcer = Forcer(self.disk, self.worker, anchor_path="/data", method=method, clock=self.clock, begin=begin)
         self.answers: list[tuple[int, Exception | None]] = []
         self.sequences = [0] * count
 
@@ -118,8 +98,8 @@ class Logs:
         self.forcer.want(self.logs[number], end, self.waiter(number), start=start)
         return end
 
-    def append(self, number: int = 0, size: int = 50) -> int:
-        batch = make_batch(1, size, sequence=self.sequences[number])
+    def append(self, number: int = 0) -> int:
+        batch = make_batch(1, sequence=self.sequences[number])
         self.sequences[number] += 1
         return self.logs[number].append([batch])[0].end_offset
 
@@ -385,135 +365,6 @@ def test_a_failed_fsync_without_a_worker_stops_the_log_and_is_never_tried_again(
     assert kernel.running_fsyncs == [] and logs.forcer.idle
     with pytest.raises(Stopped):
         logs.append()
-
-
-def test_one_caller_that_waits_for_few_bytes_is_served_by_its_own_thread() -> None:
-    kernel = Kernel()
-    logs = Logs(held=True, kernel=kernel, own_thread=True)
-    logs.send()
-    assert logs.answers == [(0, None)] and logs.durable(0)
-    assert not kernel.running_fsyncs and not logs.worker.jobs
-
-
-def test_the_own_thread_does_not_wait_for_many_bytes_or_for_callers_that_share_an_fsync() -> None:
-    kernel = Kernel()
-    logs = Logs(2, kernel=kernel, own_thread=True)
-    logs.forcer.want(logs.logs[0], logs.append(0, OWN_BYTES_MAX), logs.waiter(0))
-    assert len(kernel.running_fsyncs) == 1
-    kernel.go()
-    for _ in range(2):
-        logs.send(0, start=False)
-    logs.forcer.start()
-    assert len(kernel.running_fsyncs) == 1
-    kernel.go()
-    assert logs.count("sync") == 0
-    for number in range(2):
-        logs.send(number, start=False)
-    logs.forcer.start()
-    assert logs.count("sync") == 1 and len(logs.answers) == 5
-
-
-def test_another_method_than_auto_leaves_the_own_thread_alone() -> None:
-    kernel = Kernel()
-    logs = Logs(method="fdatasync", kernel=kernel, own_thread=True)
-    logs.send()
-    assert logs.answers == [] and len(kernel.running_fsyncs) == 1
-    kernel.go()
-    assert logs.answers == [(0, None)]
-
-
-def test_nobody_waits_for_what_is_only_dirty_so_the_own_thread_does_not_either() -> None:
-    kernel = Kernel()
-    logs = Logs(kernel=kernel, own_thread=True)
-    logs.append()
-    logs.forcer.dirty(logs.logs[0])
-    logs.forcer.start()
-    assert len(kernel.running_fsyncs) == 1
-    kernel.go()
-
-
-def test_the_own_thread_does_not_wait_for_another_fsync_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel()
-    logs = Logs(held=True, kernel=kernel, own_thread=True)
-    gate = logs.logs[0]._writer.gate
-    with gate._lock, monkeypatch.context() as patch:
-        patch.setattr(gate, "fsync", lambda file: pytest.fail("it would wait for the other one"))
-        logs.send()
-    assert logs.answers == [] and len(logs.worker.jobs) == 1
-    logs.worker.go()
-    assert logs.answers == [(0, None)]
-
-
-def test_a_waiter_that_writes_again_does_not_hold_the_own_thread() -> None:
-    kernel = Kernel()
-    logs = Logs(kernel=kernel, own_thread=True)
-
-    def again(error: Exception | None) -> None:
-        logs.send()
-
-    logs.forcer.want(logs.logs[0], logs.append(), again)
-    assert logs.answers == [] and len(kernel.running_fsyncs) == 1
-    kernel.go()
-    assert logs.answers == [(0, None)]
-
-
-def test_an_fsync_that_fails_in_the_own_thread_stops_the_log() -> None:
-    kernel = Kernel()
-    logs = Logs(kernel=kernel, own_thread=True)
-    logs.disk.faults.fail("force", path="t-0/")
-    logs.send()
-    [(_, error)] = logs.answers
-    assert isinstance(error, Stopped) and logs.logs[0].stopped and logs.forcer.idle
-
-
-def test_a_fault_of_the_program_in_the_own_thread_is_an_error_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = Logs(kernel=Kernel(), own_thread=True)
-
-    def fails(file: File) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(logs.logs[0]._writer.gate, "fsync", fails)
-    logs.send()
-    assert isinstance(logs.answers[0][1], Exception) and logs.forcer.idle and not logs.durable(0)
-
-
-def who_fsyncs(logs: Logs, kernel: Kernel, monkeypatch: pytest.MonkeyPatch, seconds: float) -> str:
-    """Send one message; an fsync takes `seconds`."""
-
-    def fsync(file: Any, how: Any = None) -> None:
-        logs.clock.advance(seconds)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(logs.logs[0]._writer.gate, "fsync", fsync)
-        logs.send()
-    if not kernel.running_fsyncs:
-        return "own"
-    kernel.go()
-    return "kernel"
-
-
-def test_after_a_stall_the_own_thread_makes_no_fsync_for_a_multiple_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel()
-    logs = Logs(kernel=kernel, own_thread=True)
-    assert [who_fsyncs(logs, kernel, monkeypatch, each) for each in (0.0002, 1.0)] == ["own", "own"]
-    logs.clock.advance(OWN_PAUSE_FACTOR - 0.1)
-    assert who_fsyncs(logs, kernel, monkeypatch, 0.0002) == "kernel"
-    logs.clock.advance(0.2)
-    assert who_fsyncs(logs, kernel, monkeypatch, SLOW_SECONDS * 1.1) == "own"
-    logs.clock.advance(OWN_PAUSE_SECONDS - 0.1)
-    assert who_fsyncs(logs, kernel, monkeypatch, 0.0002) == "kernel"
-    logs.clock.advance(0.2)
-    assert who_fsyncs(logs, kernel, monkeypatch, 0.0002) == "own"
-
-
-def test_where_every_fsync_is_slow_the_own_thread_makes_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel()
-    logs = Logs(kernel=kernel, own_thread=True)
-    slow = [who_fsyncs(logs, kernel, monkeypatch, OWN_SECONDS_MAX * 1.1) for _ in range(OWN_SLOW_ROUNDS + 3)]
-    assert slow == ["own"] * OWN_SLOW_ROUNDS + ["kernel"] * 3
-    logs.clock.advance(OWN_PAUSE_SECONDS)
-    mixed = [OWN_SECONDS_MAX * 1.1] * (OWN_SLOW_ROUNDS - 1) + [OWN_SECONDS_MAX / 2]
-    assert [who_fsyncs(logs, kernel, monkeypatch, each) for each in mixed * 3] == ["own"] * OWN_SLOW_ROUNDS * 3
 
 
 def test_several_files_go_to_the_worker() -> None:

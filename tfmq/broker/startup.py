@@ -115,7 +115,6 @@ def create_forcer(broker: Broker) -> None:
         method=broker.config.flush.method,
         clock=broker.clock,
         begin=broker.begin_force,
-        own_thread=broker.begin_force is not None,
     )
 
 

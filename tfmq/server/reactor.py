@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -15,11 +15,15 @@ from twisted.internet.epollreactor import EPollReactor
 from twisted.python import log
 
 from journal.linux_aio import AioFsyncQueue, StartFsync
+from tfmq.busy_poll import SECONDS, BusyPoll
 
 TURN_SECONDS = 0.05
 """Time for requests in one turn. When it is used up, connections that were not served yet wait for the next turn, where
 the connections that have used the least time are served first. So the wait of a short request is limited, however many
 connections send expensive requests."""
+FSYNC_BUSY_SECONDS = 500e-6
+"""Limit of busy polling while the kernel makes an fsync: a sender waits for it, and no other thread has to run for it.
+One that takes longer, as on most disks without a protected cache, is waited for without busy polling."""
 HOOK_ROUNDS_MAX = 16
 """Maximum runs of the hooks in one turn. A hook may request another run, so a limit is needed against endless loops."""
 
@@ -81,6 +85,13 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
     _was_too_short = False
     """Whether the last turn used up TURN_SECONDS before all connections that were ready were handled."""
 
+    fsyncs_in_progress: Collection[Any] = ()
+    """The fsyncs that the kernel makes for the broker. Their end is an event of a poll."""
+
+    def __init__(self) -> None:
+        self._busy_poll = BusyPoll()
+        super().__init__()
+
     def mainLoop(self) -> None:
         """Run until the reactor stops. Unlike the base class, handle timers only when one is new or due."""
         while self._started:
@@ -104,7 +115,9 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
         if turn is not None and turn.is_requested:
             turn.run_hooks()
             timeout = min(timeout or 0, self.timeout() or 0) if timeout is not None else self.timeout()
-        events = self._poller.poll(-1 if timeout is None else timeout, max(len(self._selectables), 1))
+        wait = -1 if timeout is None else timeout
+        seconds = FSYNC_BUSY_SECONDS if self.fsyncs_in_progress else SECONDS
+        events = self._busy_poll.poll(self._poller.poll, wait, max(len(self._selectables), 1), seconds=seconds)
         selectables = self._selectables
         if self._was_too_short:
             self._was_too_short = False
@@ -164,6 +177,8 @@ class AsyncFsync:
         self.begin: StartFsync | None = None
         if self._queue is not None:
             self.begin = self._queue.start
+            if isinstance(reactor, TurnReactor):
+                reactor.fsyncs_in_progress = self._queue.in_progress
             self._wakeup = Wakeup(self._run_callbacks, self._queue.fileno())
             reactor.addReader(self._wakeup)
             self._later = reactor.callLater(FSYNC_CHECK_SECONDS, self._check_missed)

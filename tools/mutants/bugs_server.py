@@ -12,7 +12,41 @@ TRANSPORT: Final = "tests/server/test_transport.py"
 SERVICE: Final = "tests/server/test_server.py"
 PACKING: Final = "tests/test_bounded_msgpack.py"
 
+BUSY_POLL: Final = "tests/test_busy_poll.py"
+
 SERVER: Final = (
+    Mutant(
+        "idle-program-busy-polls",
+        "one long wait ends busy polling",
+        "tfmq/busy_poll.py",
+        "self._short_waits + 1 if clock() - begun < seconds else 0",
+        "self._short_waits + 1",
+        [BUSY_POLL],
+    ),
+    Mutant(
+        "busy-poll-keeps-the-processor",
+        "a peer on the same processor runs while a thread busy-polls",
+        "tfmq/busy_poll.py",
+        "                yield_processor()\n",
+        "                pass\n",
+        [BUSY_POLL],
+    ),
+    Mutant(
+        "busy-poll-without-a-limit",
+        "busy polling ends at its limit",
+        "tfmq/busy_poll.py",
+        "                if clock() >= until:\n",
+        "                if not seconds:\n",
+        [BUSY_POLL],
+    ),
+    Mutant(
+        "busy-poll-from-the-first-wait",
+        "busy polling begins after some short waits",
+        "tfmq/busy_poll.py",
+        "        if self._short_waits >= SHORT_WAITS_MIN:\n",
+        "        if True:\n",
+        [BUSY_POLL],
+    ),
     Mutant(
         "oversize-frame-accepted",
         "a frame above the limit is refused after its first field",

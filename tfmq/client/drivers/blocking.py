@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
+from tfmq.busy_poll import BusyPoll
 from tfmq.client.drivers.driver import Driver, Timer, check_not_in_callback, is_done, running_callbacks
 from tfmq.client.drivers.socket import resolve_address
 from tfmq.client.operation import CallUserCode, Event, Future, Operation, run_inline
@@ -94,6 +95,7 @@ class BlockingDriver(Driver):
         self._waiters: dict[Waiter, None] = {}
         self._in_poll = self._reading = False
         self._wake_pipe = WakePipe()
+        self._busy_poll = BusyPoll()
         self._poller = select.poll()
         self._polled = (-1, 0)
         self.network_thread = NetworkThread(self)
@@ -378,7 +380,7 @@ class BlockingDriver(Driver):
             seconds = 0.0 if done() else max(0.0, min(until - self.clock(), POLL_SECONDS_MAX))
             self.lock.release()
             try:
-                for descriptor, event in poll.poll(-(-seconds * 1000 // 1)):
+                for descriptor, event in self._busy_poll.poll(poll.poll, -(-seconds * 1000 // 1)):
                     if descriptor != polled[0]:
                         self._wake_pipe.drain()
                     else:

@@ -1,0 +1,81 @@
+"""Busy polling begins after short waits, yields the processor, ends at its limit; an idle program blocks at once."""
+
+from __future__ import annotations
+
+from tfmq.busy_poll import SECONDS, SHORT_WAITS_MIN, BusyPoll
+
+EVENT = [(7, 1)]
+
+
+class Peer:
+    """A poll object, a clock and a processor: each poll takes 1 us, and an event comes `delay` seconds after a wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.delay = SECONDS / 2
+        self.due = 0.0
+        self.blocked: list[float] = []
+        self.polled = self.yielded = 0
+
+    def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
+        assert most == 5
+        self.now += 1e-6
+        if timeout:
+            self.blocked.append(timeout)
+            self.now = max(self.now, self.due)
+        self.polled += 1
+        return EVENT if self.now >= self.due else []
+
+    def yield_processor(self) -> None:
+        self.yielded += 1
+
+    def wait(self, busy: BusyPoll, timeout: float = 2.0) -> list[tuple[int, int]]:
+        self.due, self.blocked, self.polled, self.yielded = self.now + self.delay, [], 0, 0
+        return busy.poll(self.poll, timeout, 5)
+
+
+def after_short_waits() -> tuple[Peer, BusyPoll]:
+    peer = Peer()
+    busy = BusyPoll(lambda: peer.now, peer.yield_processor)
+    for _ in range(SHORT_WAITS_MIN):
+        assert peer.wait(busy) == EVENT
+        assert (peer.blocked, peer.polled) == ([2.0], 1)
+    return peer, busy
+
+
+def test_after_some_short_waits_it_polls_without_blocking_and_yields_between_the_polls() -> None:
+    peer, busy = after_short_waits()
+    for _ in range(3):
+        assert peer.wait(busy) == EVENT
+        assert peer.blocked == []
+        assert peer.yielded == peer.polled - 1 > 1
+
+
+def test_a_long_wait_blocks_after_the_limit_and_the_next_ones_at_once() -> None:
+    peer, busy = after_short_waits()
+    peer.delay = 3 * SECONDS
+    begun = peer.now
+    assert peer.wait(busy) == EVENT
+    assert peer.blocked == [2.0]
+    assert peer.polled * 1e-6 < SECONDS + 3e-6 < peer.now - begun
+    for _ in range(3):
+        assert peer.wait(busy) == EVENT
+        assert (peer.blocked, peer.polled) == ([2.0], 1)
+    peer.delay = SECONDS / 2
+    for _ in range(SHORT_WAITS_MIN):
+        peer.wait(busy)
+        assert peer.polled == 1
+
+
+def test_a_timeout_of_zero_polls_once() -> None:
+    peer, busy = after_short_waits()
+    assert peer.wait(busy, 0) == []
+    assert (peer.blocked, peer.polled) == ([], 1)
+
+
+def test_without_a_way_to_yield_the_processor_each_poll_blocks() -> None:
+    peer = Peer()
+    busy = BusyPoll(lambda: peer.now, None)
+    for _ in range(2 * SHORT_WAITS_MIN):
+        peer.wait(busy)
+        assert (peer.blocked, peer.polled) == ([2.0], 1)
