@@ -3,10 +3,12 @@
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -18,6 +20,7 @@ MEASURE = "measure"
 QUIET_SECONDS = 600.0
 """The load of the last minute falls from 4 to 0.5 in about two minutes."""
 ROWS = {
+    "limits": "tools.bench.limits",
     "produce": "tools.bench.produce",
     "consume": "tools.bench.consume",
     "single": "tools.bench.single",
@@ -57,28 +60,58 @@ ROWS = {
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file too.")
-def main(rows: str, runs: int, peers: bool, load_max: float, as_json: bool, save: Path | None) -> None:
+@click.option("--resume", is_flag=True, help="Keep the rows that the file of --save has; the commit must be the same.")
+def main(rows: str, runs: int, peers: bool, load_max: float, as_json: bool, save: Path | None, resume: bool) -> None:
     """Measure tfmq on this machine. Nothing leaves loopback; every server stops by itself."""
     names = [name.strip() for name in rows.split(",") if name.strip()]
     if unknown := [name for name in names if name not in ROWS]:
         raise click.UsageError(f"there is no row {unknown[0]!r}; there are {', '.join(ROWS)}")
-    console, figures = Console(stderr=as_json, width=None if sys.stdout.isatty() else 150), []
-    loads: dict[str, float] = {}
-    for name in names:
-        loads[name] = wait_until_quiet(load_max)
-        console.print(f"[dim]{name}, at a load of {loads[name]:.2f} …[/]")
-        module, _, function = ROWS[name].partition(":")
-        found: list[Figure] = getattr(import_module(module), function or MEASURE)(runs, peers)
-        figures += found
-        console.print(table(found))
+    console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 150)
+    measured: dict[str, dict[str, Any]] = {}
     machine = f"{platform.machine()}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
-    found_all = {"machine": machine, "runs": runs, "load_before": loads, "figures": [f.as_json() for f in figures]}
-    text = json.dumps(found_all, indent=1)
-    if save:
-        save.write_text(text + "\n")
+    found_all = {"commit": commit(), "machine": machine, "runs": runs, "rows": measured}
+    if resume:
+        measured |= earlier_rows(save, found_all)
+    for name in names:
+        if name in measured:
+            continue
+        load = wait_until_quiet(load_max)
+        console.print(f"[dim]{name}, at a load of {load:.2f} …[/]")
+        module, _, function = ROWS[name].partition(":")
+        begun = time.monotonic()
+        found: list[Figure] = getattr(import_module(module), function or MEASURE)(runs, peers)
+        seconds = round(time.monotonic() - begun)
+        measured[name] = {"load_before": load, "seconds": seconds, "figures": [figure.as_json() for figure in found]}
+        console.print(table(found))
+        if save:
+            # After each row, so that an error in a later one does not lose the measurements of an hour.
+            save.write_text(json.dumps(found_all, indent=1) + "\n")
     if as_json:
-        print(text)
-    sys.exit(0)
+        print(json.dumps(found_all, indent=1))
+
+
+def earlier_rows(save: Path | None, found_all: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of an earlier run that was interrupted. Raises click.UsageError if they cannot stand beside new ones."""
+    if save is None:
+        raise click.UsageError("--resume needs --save FILE: the file with the rows of the earlier run.")
+    if not save.exists():
+        return {}
+    earlier: dict[str, Any] = json.loads(save.read_text())
+    for key in ("commit", "machine", "runs"):
+        if earlier.get(key) != found_all[key]:
+            raise click.UsageError(f"{save} is of {key} {earlier.get(key)}, not {found_all[key]}: name another file.")
+    return dict(earlier["rows"])
+
+
+def commit() -> str:
+    """The commit of this checkout, with `+` if files differ from it."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--dirty=+"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
 
 
 def wait_until_quiet(load_max: float) -> float:

@@ -1,10 +1,11 @@
-"""The table of docs/performance.md, from what `python -m tools.bench --save FILE` kept.
+"""The tables of docs/performance.md, from what `python -m tools.bench --peers --save FILE` stored.
 
-Replaces the text between the two marks of the page, with the tables of several files one after the other, and
-draws docs/peers.svg from the ratios to the peers.
+Between the marks `figures of ROW, ROW` and `end of figures` of the page stands the table of these rows, between
+`measured` and `end of measured` what was measured where and when. docs/peers.svg is drawn from the ratios to the peers.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from tools.bench import peer_plot
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
-BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+TABLE = re.compile(r"(<!-- figures of ([a-z_, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+MEASURED = re.compile(r"(<!-- measured -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 
 
 def number(value: float) -> str:
@@ -30,22 +32,37 @@ def line(figure: dict[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def table(runs: list[dict[str, Any]]) -> str:
-    """All figures of the runs as one Markdown table."""
+def table(figures: list[dict[str, Any]]) -> str:
     head = ["| row | who | median | unit | target | | least to most |", "|---|---|---|---|---|---|---|"]
-    return "\n".join(head + [line(figure) for run in runs for figure in run["figures"]])
+    return "\n".join(head + [line(figure) for figure in figures])
+
+
+def measured(run: dict[str, Any]) -> str:
+    """Commit, machine, number of runs, and the load before each row."""
+    loads = ", ".join(f"{name} {row['load_before']:.2f}" for name, row in run["rows"].items())
+    return (
+        f"Commit {run['commit']}, {run['machine']}; {run['runs']} runs of each row unless it says otherwise. "
+        f"Load of the last minute before each row: {loads}."
+    )
 
 
 def main() -> None:
-    """Write the page's table from the files named on the command line."""
-    if len(sys.argv) < 2:
-        sys.exit("say which files: python -m tools.bench.markdown bench.json ...")
-    runs = [json.loads(Path(name).read_text()) for name in sys.argv[1:]]
+    """Write the page's tables from the file named on the command line."""
+    if len(sys.argv) != 2:
+        sys.exit("Say which file: python -m tools.bench.markdown bench.json")
+    run = json.loads(Path(sys.argv[1]).read_text())
+    rows = {name: row["figures"] for name, row in run["rows"].items()}
     text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(runs)}\n{END}{after}")
-    ratios = [figure for run in runs for figure in run["figures"] if figure["who"].startswith(peer_plot.AHEAD)]
+    wanted = [name for match in TABLE.finditer(text) for name in match[2].split(", ")]
+    if difference := set(wanted) ^ set(rows):
+        sys.exit(f"The page and {sys.argv[1]} do not have the same rows: {', '.join(sorted(difference))}.")
+
+    def tables(match: re.Match[str]) -> str:
+        return f"{match[1]}{table([each for name in match[2].split(', ') for each in rows[name]])}\n{match[3]}"
+
+    text = TABLE.sub(tables, text)
+    PAGE.write_text(MEASURED.sub(lambda match: f"{match[1]}{measured(run)}\n{match[2]}", text))
+    ratios = [figure for figure in rows.get("peers", ()) if figure["who"].startswith(peer_plot.AHEAD)]
     if ratios:
         PAGE.with_name("peers.svg").write_text(peer_plot.draw(ratios))
 
