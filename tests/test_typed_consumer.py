@@ -23,6 +23,8 @@ inferred = tfmq.Consumer(topics="orders", codec=tfmq.codecs.pydantic(Order))
 assert_type(inferred.poll()[0].value.number, int)
 plain = tfmq.Consumer(topics="orders")
 plain.commit(plain.poll()[0])
+plain.poll()[0].payload = b"x"  # type: ignore[misc]
+tfmq.ReceivedMessage("a payload alone")  # type: ignore[arg-type]
 
 async def main() -> None:
     async with tfmq.aio.Consumer(topics="orders", codec=tfmq.codecs.pydantic(Order)) as consumer:

@@ -1,4 +1,4 @@
-"""Rows of consuming into message objects: each payload, mixed sizes, every field, 1 KB."""
+"""Rows of consuming into message objects: each payload, mixed sizes, every field, keys, 1 KB."""
 
 import random
 import time
@@ -15,6 +15,7 @@ COUNT = 1_000_000
 LARGE_COUNT = 200_000
 PYTHON_COUNT = 100_000
 PAYLOAD = b"x" * 100
+KEYED = "consume 100 B, a key each of ten, key and payload"
 
 
 def payloads(messages: list[Any]) -> None:
@@ -26,6 +27,11 @@ def every_field(messages: list[Any]) -> None:
     for m in messages:
         (m.payload, m.key, m.tag, m.properties, m.topic, m.partition)  # noqa: B018
         (m.offset, m.next_offset, m.ordinal, m.id, m.born_at, m.appended_at)  # noqa: B018
+
+
+def key_and_payload(messages: list[Any]) -> None:
+    for message in messages:
+        (message.key, message.payload)  # noqa: B018
 
 
 def polled(server: Broker, topic: str, count: int, look: Callable[[list[Any]], None]) -> float:
@@ -59,6 +65,8 @@ def fill(server: Broker) -> None:
     source = random.Random(1)
     with tfmq.Producer(server.address) as producer:
         producer.send_many("same", [PAYLOAD] * COUNT).result(120)
+        keyed = [tfmq.Message(PAYLOAD, key=f"key-{number}") for number in range(10)]
+        producer.send_many("keyed", keyed * (COUNT // 10)).result(120)
         producer.send_many("mixed", [b"y" * source.randrange(50, 151) for _ in range(COUNT)]).result(120)
         producer.send_many("large", [b"z" * 1000] * LARGE_COUNT).result(120)
 
@@ -73,6 +81,7 @@ def measure(runs: int, peers: bool) -> list[Figure]:
             "consume 100 B, iterator": lambda: iterated(server, "same", COUNT),
             "consume 50-150 B, each payload": lambda: polled(server, "mixed", COUNT, payloads),
             "consume 100 B, every field": lambda: polled(server, "same", COUNT, every_field),
+            KEYED: lambda: polled(server, "keyed", COUNT, key_and_payload),
             "consume 1 KB, each payload": lambda: polled(server, "large", LARGE_COUNT, payloads),
         }
         note = ""
@@ -94,6 +103,7 @@ def figures(values: dict[str, list[float]], note: str) -> list[Figure]:
         "consume 100 B, iterator": None,
         "consume 50-150 B, each payload": 1.2e6,
         "consume 100 B, every field": 0.8e6,
+        KEYED: None,
         "consume 1 KB, each payload": 0.8e6,
     }
     rows = [Figure(r, "tfmq", median(values[r]), "msg/s", t, note=spread(values[r])) for r, t in targets.items()]

@@ -10,6 +10,7 @@ STREAM: Final = "tests/client/send/test_partition_sender.py"
 SENDER: Final = "tests/client/send/test_accumulator.py"
 LINK: Final = "tests/client/connection/test_connection.py"
 DECODER: Final = "tests/client/consumer/test_decoder.py"
+MESSAGE: Final = "tests/client/consumer/test_message.py"
 FETCHER: Final = "tests/client/consumer/test_fetcher.py"
 POSITIONS: Final = "tests/client/consumer/test_positions.py"
 CONSUMING: Final = "tests/client/consumer/test_core.py"
@@ -17,6 +18,9 @@ START: Final = "tests/client/consumer/test_options.py"
 STORAGE: Final = "tests/offsets/test_file.py"
 MEMBERSHIP: Final = "tests/client/consumer/test_membership.py"
 PROMISES: Final = "tests/client/test_promises.py"
+
+COPIED: Final = "a copy of a message is equal to it and can be handled"
+KEEPS_FEW: Final = "a message that a program keeps does not keep its block in memory"
 
 PRODUCER: Final = (
     Mutant(
@@ -280,8 +284,8 @@ READING: Final = (
         "attribute-of-the-row-before",
         "every field of a message is the one that was sent",
         "tfmq/client/consumer/message.py",
-        "        found = attributes[self.row]\n",
-        "        found = attributes[self.row - 1]\n",
+        "        return (origin.attribute or ATTRIBUTES[origin.attributes[self.row]]).key\n",
+        "        return (origin.attribute or ATTRIBUTES[origin.attributes[self.row - 1]]).key\n",
         [DECODER],
     ),
     Mutant(
@@ -290,7 +294,103 @@ READING: Final = (
         "tfmq/client/consumer/message.py",
         "        origin = Origin(shared.incarnation, shared.append_ms, shared.epoch, shared.codec)\n",
         "        origin = shared\n",
-        ["tests/client/consumer/test_message.py"],
+        [MESSAGE],
+    ),
+    Mutant(
+        "kept-message-keeps-its-block",
+        KEEPS_FEW,
+        "tfmq/client/consumer/decoder.py",
+        "        return ROWS_MAX  # Not even the records are that large.\n",
+        "        return number  # Not even the records are that large.\n",
+        [DECODER],
+    ),
+    Mutant(
+        "kept-message-keeps-its-response",
+        KEEPS_FEW,
+        "tfmq/client/consumer/decoder.py",
+        "                if len(ids) == ROWS_MAX or attribute_size > _LARGE_ATTRIBUTE:\n",
+        "                if attribute_size > _LARGE_ATTRIBUTE:\n",
+        [DECODER],
+    ),
+    Mutant(
+        "kept-message-keeps-the-large-attributes-of-others",
+        KEEPS_FEW,
+        "tfmq/client/consumer/decoder.py",
+        "    return min(ROWS_MAX, number * ATTRIBUTE_BYTES_MAX // max(attributes_size, 1)) or 1\n",
+        "    return ROWS_MAX\n",
+        [DECODER],
+    ),
+    Mutant(
+        "kept-message-keeps-large-attributes-of-other-blocks",
+        KEEPS_FEW,
+        "tfmq/client/consumer/decoder.py",
+        "                if len(ids) == ROWS_MAX or attribute_size > _LARGE_ATTRIBUTE:\n",
+        "                if len(ids) == ROWS_MAX:\n",
+        [DECODER],
+    ),
+    Mutant(
+        "next-offset-after-the-whole-block",
+        "reading continues after the last message that was read",
+        "tfmq/client/consumer/decoder.py",
+        "            end_offset = offsets[end] if end < number else control.next\n",
+        "            end_offset = control.next\n",
+        [DECODER],
+    ),
+    Mutant(
+        "next-offset-before-the-end-of-the-blocks",
+        "reading continues after the last message that was read",
+        "tfmq/client/consumer/decoder.py",
+        "                        origin.end = block_offset\n",
+        "                        pass\n",
+        [DECODER],
+    ),
+    Mutant(
+        "equal-attributes-decoded-each",
+        "attributes with the same bytes are decoded once",
+        "tfmq/client/consumer/message.py",
+        "        found = self[data] = LazyAttribute(data)\n",
+        "        found = LazyAttribute(data)\n",
+        [DECODER],
+    ),
+    Mutant(
+        "decoded-attributes-fill-the-memory",
+        "decoded attributes do not fill the memory",
+        "tfmq/client/consumer/message.py",
+        "        if len(self) >= CACHED_MAX:\n",
+        "        if len(self) < 0:\n",
+        [DECODER],
+    ),
+    Mutant(
+        "large-decoded-attributes-fill-the-memory",
+        "decoded attributes do not fill the memory",
+        "tfmq/client/consumer/message.py",
+        "        if data is not None and len(data) > CACHED_BYTES_MAX:\n",
+        "        if data is not None and len(data) < 0:\n",
+        [DECODER],
+    ),
+    Mutant(
+        "copied-message-loses-its-consumer",
+        COPIED,
+        "tfmq/client/consumer/message.py",
+        '    def __copy__(self) -> "Self":\n',
+        '    def _copy(self) -> "Self":\n',
+        [MESSAGE],
+    ),
+    Mutant(
+        "deeply-copied-message-loses-its-consumer",
+        COPIED,
+        "tfmq/client/consumer/message.py",
+        '    def __deepcopy__(self, memo: Any) -> "Self":\n',
+        '    def _deepcopy(self, memo: Any) -> "Self":\n',
+        [MESSAGE],
+    ),
+    Mutant(
+        "messages-ordered-by-offset-alone",
+        "messages are ordered by topic, partition and offset",
+        "tfmq/client/consumer/message.py",
+        "        return self.topic, self.partition, self.offset\n",
+        '        return "", 0, self.offset\n',
+        [MESSAGE],
     ),
     Mutant(
         "messages-before-the-offset-delivered",

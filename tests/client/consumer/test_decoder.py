@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 from zlib import crc32
@@ -15,7 +17,7 @@ from journal.record.format import FLAG_TOMBSTONE, HEADER, HEADER_SIZE, make_fill
 from tests.client.blocks import APPEND_MS, INCARNATION, PRODUCER, Bytes, Piece
 from tests.scale import scaled, seeded
 from tfmq.client.consumer.decoder import LAYOUTS_MAX, DecodedBlock, Decoder, _field_layout
-from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.consumer.message import ATTRIBUTES, CACHED_BYTES_MAX, CACHED_MAX, ReceivedMessage
 from tfmq.errors import Damaged, DecodeFailed, TfmqError
 
 
@@ -83,6 +85,63 @@ def test_a_shared_attribute_is_one_object_and_different_ones_are_not() -> None:
     found = messages(log)
     assert found[0].attribute is found[3].attribute
     assert [m.key for m in found] == ["same"] * 4 + ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("payloads", [[b"x"] * 40, [b"x" * n for n in range(40)]], ids=["one size", "mixed sizes"])
+@pytest.mark.parametrize("trace", ["", "f" * 40, "f" * 2000], ids=["short", "long", "longest"])
+@pytest.mark.parametrize("keys", ["a", "abc"], ids=["one key", "alternating keys"])
+def test_equal_attributes_are_decoded_once(payloads: list[bytes], trace: str, keys: str) -> None:
+    """In one block, in the next one, and in blocks of one record each."""
+    log = Bytes()
+    attributes: list[dict[str, Any]]
+    attributes = [{"key": keys[n % len(keys)], "properties": {"trace": trace} if trace else {}} for n in range(40)]
+    for _ in range(2):
+        log.append_records([log.record(each, **own) for each, own in zip(payloads, attributes, strict=True)])
+    for own in attributes:
+        log.append(b"x", **own)
+    decoded: dict[str, set[int]] = {}
+    for message in messages(log):
+        assert message.properties.get("trace", "") == trace
+        decoded.setdefault(str(message.key), set()).add(id(message.attribute))
+    assert {key: len(objects) for key, objects in decoded.items()} == dict.fromkeys(keys, 1)
+
+
+def test_a_sender_that_uses_every_key_does_not_fill_the_memory_with_attributes() -> None:
+    log = Bytes()
+    for size in (0, CACHED_BYTES_MAX):
+        log.append_records([log.record(b"x", key="k" * size + str(n)) for n in range(CACHED_MAX + 50)])
+    keys = [str(m.key) for m in messages(log)]
+    assert len(set(keys)) == 2 * (CACHED_MAX + 50)
+    assert len(ATTRIBUTES) <= CACHED_MAX
+    assert not any(data and len(data) > CACHED_BYTES_MAX for data in ATTRIBUTES)
+
+
+@pytest.mark.parametrize("kind", ["one size", "one attribute", "mixed sizes", "single blocks"])
+@pytest.mark.parametrize("key_size", [10, 2000])
+def test_a_kept_message_keeps_few_others_in_memory(kind: str, key_size: int) -> None:
+    log = Bytes()
+    count = 1000
+    payloads = [b"x" * (n % 7 if kind == "mixed sizes" else 1) for n in range(count)]
+    keys = ["k" * key_size if kind == "one attribute" else "k" * (key_size - 4) + f"{n:04}" for n in range(count)]
+    records = [log.record(payload, key=key) for payload, key in zip(payloads, keys, strict=True)]
+    for appended in [[each] for each in records] if kind == "single blocks" else [records]:
+        log.append_records(appended)
+    body = log.body()
+    reader = decoder()
+    list(reader.decode(body, 0, 0, log.end))  # What is created once is there before the measurement.
+    tracemalloc.start()
+    try:
+        decoded = [each for block in reader.decode(body, 0, 0, log.end) for each in block.messages]
+        assert [each.key for each in decoded] == keys
+        kept = decoded[:1]
+        ATTRIBUTES.clear()
+        del decoded
+        gc.collect()
+        size = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept[0].key == keys[0]
+    assert size < 32_000
 
 
 def test_records_without_an_attribute_are_read() -> None:
@@ -309,12 +368,18 @@ def test_records_of_one_size_are_read_as_records_of_mixed_sizes_are(
     log.append_records(records)
     log.append_records([*records, make_record(b"of another size", 1)])
     first, second = blocks(log)
+    begin = log.end
+    for record in records:
+        log.append_records([record])
+    alone = messages(log, log.body()[begin:], start=begin, skip_to=begin, next_offset=log.end)
 
     def fields(message: ReceivedMessage) -> tuple[object, ...]:
         return message.payload, message.id, message.attribute_bytes
 
     expected = list(zip(payloads, ids, attributes, strict=True))
     assert list(map(fields, first.messages)) == list(map(fields, second.messages[:-1])) == expected
+    assert list(map(fields, alone)) == expected
+    assert [each.next_offset for each in alone] == [*[each.offset for each in alone[1:]], log.end]
     for block in (first, second):
         begins = [message.offset for message in block.messages]
         assert begins == [block.offset + number * len(records[0]) for number in range(len(begins))]

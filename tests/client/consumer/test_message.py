@@ -1,15 +1,18 @@
 """What a received message says of itself."""
 
+import copy
 import pickle
 import threading
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.client.blocks import APPEND_MS, INCARNATION, Bytes
 from tfmq.client.consumer.decoder import Decoder
-from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.client.consumer.message import FailureHandler, Origin, ReceivedMessage, make_message
 from tfmq.errors import DecodeFailed, NotAllowed
 from tfmq.message import replace_counts
 
@@ -95,11 +98,38 @@ def test_it_can_be_sent_to_another_process() -> None:
     decoder = Decoder("orders", 0, INCARNATION)
     decoder.failure_handler = threading.Lock()  # Like a consumer, it cannot be sent.
     for message in next(decoder.decode(log.body(), 0, 0, log.end)).messages:
-        copy = pickle.loads(pickle.dumps(message))
+        sent = pickle.loads(pickle.dumps(message))
         fields = ("payload", "key", "topic", "offset", "next_offset", "ordinal", "id", "appended_at")
-        assert [getattr(copy, name) for name in fields] == [getattr(message, name) for name in fields]
+        assert [getattr(sent, name) for name in fields] == [getattr(message, name) for name in fields]
         with pytest.raises(NotAllowed):
-            copy.handling()
+            sent.handling()
+
+
+def test_a_copy_in_the_process_is_the_message_with_its_consumer() -> None:
+    log = Bytes()
+    log.append(b"x")
+    decoder = Decoder("orders", 0, INCARNATION)
+    decoder.failure_handler = Mock(FailureHandler)
+    (block,) = decoder.decode(log.body(), 0, 0, log.end)
+    for copied in (copy.copy(block.messages[0]), *copy.deepcopy(block.messages)):
+        assert copied == block.messages[0]
+        copied.handling()
+
+
+def test_messages_are_ordered_by_topic_partition_and_offset() -> None:
+    origin = Origin(INCARNATION, 0, 0, None)
+    places = [(topic, partition, offset) for topic in "ab" for partition in (2, 10) for offset in (0, 50, 100)]
+    ordered = [make_message(b"same", *place, place[2] + 50, 0, 1, None, origin) for place in places]
+    assert sorted([*ordered[4:], *ordered[:4]]) == ordered
+    for first, second in pairwise(ordered):
+        assert first < second
+        assert first <= second
+        assert second > first
+        assert second >= first
+        assert not second < first
+        assert not second <= first
+    with pytest.raises(TypeError):
+        ordered[0] < b"x"  # type: ignore[operator]  # noqa: B015
 
 
 def test_it_says_how_often_it_failed_and_came_back_and_what_its_bytes_are() -> None:

@@ -8,9 +8,9 @@ returned. With a tag filter the broker leaves blocks out, so gaps between blocks
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 from struct import Struct
 from struct import error as StructError
 from typing import Any, Final, NamedTuple, Protocol
@@ -44,7 +44,7 @@ from journal.record.format import (
     make_log_id,
     records_of,
 )
-from tfmq.client.consumer.message import Codec, LazyAttribute, Origin, ReceivedMessage
+from tfmq.client.consumer.message import ATTRIBUTES, Codec, FailureHandler, LazyAttribute, Origin, ReceivedMessage
 from tfmq.errors import Damaged, DecodeFailed
 
 SAME_SIZE_COUNT_MIN: Final = 4
@@ -55,8 +55,12 @@ _ID_BEGIN: Final = 8
 _ID_END: Final = 16
 FIELDS_PER_LAYOUT: Final = 32
 """Number of records of which one struct layout takes a field."""
+ROWS_MAX: Final = 32
+"""Number of messages that share an `Origin`, whose columns stay in memory as long as a program keeps one of them."""
+ATTRIBUTE_BYTES_MAX: Final = 8192
+"""An `Origin` has fewer rows where the attributes of so many are larger together, by the average of their block."""
 LAYOUTS_MAX: Final = 512
-"""Size of the cache of struct layouts, of up to 1 KiB each; limited because a sender may use every size."""
+"""Size of the cache of struct layouts, of up to 2 KiB each; limited because a sender may use every size."""
 COMPARED_BYTES_MAX: Final = 32
 """Maximum size of an attribute that is compared byte by byte in all records of a block at once."""
 BAD_RECORDS_NAMED: Final = 5
@@ -66,6 +70,8 @@ _FLAG_LOW: Final = 0xFFFF
 _KNOWN: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER
 _PREFIX: Final = Struct(">I4xQII")
 _PREFIX_SIZE: Final = _PREFIX.size
+_LARGE_ATTRIBUTE: Final = ATTRIBUTE_BYTES_MAX // ROWS_MAX
+"""Size above which an attribute begins a new `Origin` where blocks have one record each."""
 
 
 class DecodedBlock(NamedTuple):
@@ -86,12 +92,14 @@ class _Columns(NamedTuple):
     """The messages of a block as columns. `positions`: where each record begins in the body.
 
     `ordinals`: for each message, its ordinal minus the block's first ordinal; and one more value at the end, the number
-    of ordinals in the block. None: the values are 0, 1, 2 …
+    of ordinals in the block. None: the values are 0, 1, 2 … `attribute`: that of all messages; None: they have
+    different ones, `attributes`.
     """
 
     positions: Sequence[int]
     ids: Sequence[int]
-    attributes: list[LazyAttribute | bytes | None]
+    attribute: LazyAttribute | None
+    attributes: Sequence[bytes | None]
     payloads: Sequence[bytes | None]
     ordinals: Sequence[int] | None = None
 
@@ -164,7 +172,7 @@ class Decoder:
         offsets: list[int] = []
         ordinals: list[int] = []
         ids: list[int] = []
-        attributes: list[LazyAttribute | bytes | None] = []
+        attributes: list[bytes | None] = []
         try:
             while True:
                 length, id, flag, attribute_size = unpack(body, position)
@@ -182,9 +190,14 @@ class Decoder:
                     or crc32(view[position:at]) != crc or crc32(view[at + HEADER_SIZE : block_end]) != checksum
                 ):  # fmt: skip
                     break
+                if len(ids) == ROWS_MAX or attribute_size > _LARGE_ATTRIBUTE:
+                    if origin is not None:
+                        origin.end = block_offset
+                    origin, offsets, ordinals, ids, attributes = None, [], [], [], []
                 if append_time != time or block_epoch != epoch or origin is None:
                     time, epoch = append_time, block_epoch
-                    origin = self._origin(time, epoch, offsets, following, ordinals, ids, attributes)
+                    shared = self._shared_values(time, epoch)
+                    origin = Origin(*shared, offsets, following, ordinals, ids, attributes)
                 ordinal = first_ordinal
                 messages.append(ReceivedMessage((body[payload_begins:at], len(ids), origin)))
                 offsets.append(block_offset)
@@ -235,25 +248,37 @@ class Decoder:
                 reason = "a record has the id 0."
             sentence = f"{self._where(control.offset)}: {reason}"
             raise Damaged(sentence, first=control.offset, next=following)
-        first, number = control.first_ordinal, len(columns.ids)
-        origin = self._origin(
-            control.append_time,
-            control.epoch,
-            _offsets(columns.positions, shift),
-            following,
-            range(first, first + number) if columns.ordinals is None else [first + each for each in columns.ordinals],
-            columns.ids,
-            columns.attributes,
-        )
-        rows = zip(columns.payloads, range(number), repeat(origin), strict=False)
+        number, most = len(columns.ids), _rows_per_origin(columns, end - start)
+        origins = self._origins(columns, control, shift, most)
+        # `cycle` keeps its numbers and repeats them; for one origin there may be many, and none is repeated.
+        numbers: Iterable[int] = range(number) if number <= most else cycle(range(most))
+        origin_of_each = chain.from_iterable(map(repeat, origins, repeat(most)))
+        rows = zip(columns.payloads, numbers, origin_of_each, strict=False)
         messages: list[ReceivedMessage] = list(map(ReceivedMessage, rows))
         if skip_to > control.offset:
             messages = [each for each in messages if each.offset >= skip_to]
         return DecodedBlock(messages, control.offset, following, control.next_ordinal, control.epoch)
 
-    def _origin(self, append_ms: int, epoch: int, *columns: Any) -> Origin:
-        shared = (self.incarnation, append_ms, epoch, self.codec, self.failure_handler)
-        return Origin(*shared, self.topic, self.partition, *columns)
+    def _origins(self, columns: _Columns, control: BlockTrailer, shift: int, most: int) -> Iterator[Origin]:
+        """Create the origins of a block's messages, each for `most` of them."""
+        first, number = control.first_ordinal, len(columns.ids)
+        offsets, ids, attributes = _offsets(columns.positions, shift), columns.ids, columns.attributes
+        ordinals: Sequence[int] = range(first, first + number)
+        if columns.ordinals is not None:
+            ordinals = [first + each for each in columns.ordinals]
+        shared = self._shared_values(control.append_time, control.epoch)
+        for begin in range(0, number, most):
+            end = begin + most
+            rows = slice(begin, end)
+            end_offset = offsets[end] if end < number else control.next
+            values = offsets[rows], end_offset, ordinals[rows], ids[rows], attributes[rows]
+            yield Origin(*shared, *values, columns.attribute)
+
+    def _shared_values(
+        self, append_ms: int, epoch: int
+    ) -> tuple[int, int, int, Codec | None, FailureHandler | None, str, int]:
+        """Return the first arguments of an `Origin`."""
+        return self.incarnation, append_ms, epoch, self.codec, self.failure_handler, self.topic, self.partition
 
     def _damaged(self, body: bytes, position: int, offset: int, next_offset: int, gaps: bool, reason: str) -> Damaged:
         following = next_offset
@@ -314,12 +339,11 @@ def _split_same_size(body: bytes, start: int, end: int) -> _Columns | None:
         ids = range(first_id, first_id + number)
     else:
         ids = [int.from_bytes(id, "big") for id in field(_ID_BEGIN, _ID_END)]
-    attributes: list[LazyAttribute | bytes | None] = [None] * number
-    if kind:
-        attribute = body[start + attribute_begin : start + payload_begin]
-        is_shared = _field_is_equal(body, start + attribute_begin, end, size, attribute)
-        attributes = [LazyAttribute(attribute)] * number if is_shared else field(attribute_begin, payload_begin)
-    return _Columns(range(start, end, size), ids, attributes, field(payload_begin, size))
+    attribute = body[start + attribute_begin : start + payload_begin] if kind else None
+    attributes: Sequence[bytes | None] = [attribute]
+    if attribute is not None and not _field_is_equal(body, start + attribute_begin, end, size, attribute):
+        attributes = field(attribute_begin, payload_begin)
+    return _Columns(range(start, end, size), ids, *_shared(attributes), field(payload_begin, size))
 
 
 def _field_is_equal(body: bytes, begin: int, end: int, size: int, value: bytes) -> bool:
@@ -379,13 +403,13 @@ def _split_plain(body: bytes, start: int, end: int) -> _Columns:
         position = following
     if position != end:
         raise BadRecord(start, "the records do not tile their block")
-    return _Columns(positions, ids, _shared(attributes), payloads)
+    return _Columns(positions, ids, *_shared(attributes), payloads)
 
 
 def _split_any(body: bytes, start: int, end: int) -> _Columns:
     """Split records of any kind; this is slower. A filler becomes no message. It replaces lost records, and their
     number is added to the ordinals of the messages after the filler."""
-    columns = _Columns([], [], [], [], ordinals := [0])
+    ordinals = [0]
     rows: list[tuple[int, int, bytes | None, bytes | None]] = []
     for record in records_of(memoryview(body)[start:end]):
         position = start + record.position
@@ -397,18 +421,28 @@ def _split_any(body: bytes, start: int, end: int) -> _Columns:
             continue
         rows.append((position, record.id, *_split_record(body, position, record.size, kind)))
         ordinals.append(ordinals[-1] + 1)
-    if not rows:
-        return columns
-    positions, ids, attributes, payloads = zip(*rows, strict=True)
-    return _Columns(positions, ids, _shared(attributes), payloads, ordinals)
+    positions, ids, attributes, payloads = zip(*rows, strict=True) if rows else ((),) * 4
+    return _Columns(positions, ids, *_shared(attributes), payloads, ordinals)
 
 
-def _shared(attributes: Sequence[bytes | None]) -> list[LazyAttribute | bytes | None]:
-    """Return the attributes. If all are equal, they become one shared object, which is decoded only once."""
+def _shared(attributes: Sequence[bytes | None]) -> tuple[LazyAttribute | None, Sequence[bytes | None]]:
+    """Return the attribute of all messages, or None and the attributes if they differ."""
     first = attributes[0] if attributes else None
-    if first is None or attributes[-1] != first or attributes.count(first) < len(attributes):
-        return [*attributes]
-    return [LazyAttribute(first)] * len(attributes)
+    if attributes and (attributes[-1] != first or attributes.count(first) < len(attributes)):
+        return None, attributes
+    return ATTRIBUTES[first], ()
+
+
+def _rows_per_origin(columns: _Columns, size: int) -> int:
+    """Return how many messages of a block share an origin. `size`: that of the block's records."""
+    number = len(columns.ids)
+    computed = isinstance(columns.ids, range) and isinstance(columns.positions, range) and columns.ordinals is None
+    if computed and columns.attribute is not None:
+        return number  # The columns are as small for many rows as for one.
+    if size * ROWS_MAX <= number * ATTRIBUTE_BYTES_MAX:
+        return ROWS_MAX  # Not even the records are that large.
+    attributes_size = sum(len(each) for each in columns.attributes if each)
+    return min(ROWS_MAX, number * ATTRIBUTE_BYTES_MAX // max(attributes_size, 1)) or 1
 
 
 def _split_record(body: bytes, position: int, size: int, kind: int) -> tuple[bytes | None, bytes | None]:

@@ -1,9 +1,11 @@
 """A message as a consumer receives it; most of its fields are computed on access, the attribute is decoded then.
 
-A message is a tuple of its payload, its row, and the `Origin` that it shares with the messages that were decoded with
+A message is a tuple of its payload, its row, and the `Origin` that it shares with some messages that were decoded with
 it; the other fields are columns of the origin. A tuple is the object that is created fastest, and Python's garbage
-collector visits every reference of every new one: with nine fields that took longer than everything else. If all
-messages of a block have the same attribute, it is decoded once.
+collector visits every reference of every new one: with nine fields that took longer than everything else. A kept
+message keeps its origin, so an origin has few rows, unless its size does not depend on their number.
+
+Attributes with the same bytes are decoded once, as long as not many others are read between.
 """
 
 import json
@@ -11,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, cast
 
@@ -18,12 +21,20 @@ from tfmq.errors import DecodeFailed, NotAllowed
 from tfmq.message import Attribute, decode_attribute
 from tfmq.offsets.storage import PartitionName
 
+CACHED_BYTES_MAX: Final = 1024
+"""Maximum size of an attribute of which many are kept decoded."""
+CACHED_MAX: Final = 256
+"""Number of decoded attributes that are kept, so that equal ones, and the fields of one message, are decoded once."""
+CACHED_LARGE_MAX: Final = 4
+"""The same for larger attributes, of up to 256 KiB."""
 NO_ATTRIBUTE: Final = Attribute()
 REPR_CHARACTERS: Final = 40
 """Maximum length of a key or a tag in a `repr`."""
 
 
 if TYPE_CHECKING:  # typing.TypeVar has `default` only from Python 3.13 on
+    from typing import Self
+
     from typing_extensions import TypeVar
 
     Value = TypeVar("Value", default=Any)
@@ -90,14 +101,34 @@ class LazyAttribute:
         return object.__getattribute__(self, name)
 
 
+class AttributeCache(dict[bytes | None, LazyAttribute]):
+    """Decoded attributes by their bytes: `cache[data]` is the attribute, also if it has to be created.
+
+    A hit is one call of C, which `lru_cache` would be too, but that calls a function of Python for every size that it
+    must not keep. A full cache is emptied: attributes that repeat are soon in it again.
+    """
+
+    def __missing__(self, data: bytes | None) -> LazyAttribute:
+        if data is not None and len(data) > CACHED_BYTES_MAX:
+            return _cached_large_attribute(data)
+        if len(self) >= CACHED_MAX:
+            self.clear()
+        found = self[data] = LazyAttribute(data)
+        return found
+
+
+ATTRIBUTES: Final = AttributeCache()
+_cached_large_attribute = lru_cache(CACHED_LARGE_MAX)(LazyAttribute)
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Origin:
     """Values that messages of one partition share, and the other values of each of them as columns.
 
     `incarnation`: that of the topic · `append_ms`: when the broker appended them, in ms since 1970 · `epoch`: the log's
     epoch at that time · `codec`: that of the consumer · `handler`: creates the contexts of `handling()` · `end`: the
-    offset after the last of them. A message is one row of `offsets`, `ordinals`, `ids` and `attributes`; an attribute
-    that was accessed is a `LazyAttribute`. Rows may belong to messages with another origin.
+    offset after the last of them. A message is one row of `offsets`, `ordinals`, `ids` and `attributes`, or all have
+    the same `attribute`.
     """
 
     incarnation: int
@@ -111,7 +142,8 @@ class Origin:
     end: int = 0
     ordinals: Sequence[int] = ()
     ids: Sequence[int] = ()
-    attributes: list[LazyAttribute | bytes | None] = field(default_factory=list)
+    attributes: Sequence[bytes | None] = ()
+    attribute: LazyAttribute | None = None
     _appended_at: datetime | None = field(default=None, init=False)
 
     @property
@@ -147,16 +179,56 @@ class ReceivedMessage(tuple[Any, ...], Generic[Value]):
     `payload`: bytes, None for a tombstone · `topic`, `partition` · `offset`: byte position in the partition ·
     `next_offset`: offset at which reading continues after this message · `ordinal`: number of messages before it in the
     partition · `id`: unique in the broker. The properties that are decoded when they are accessed raise DecodeFailed
-    if that fails. Use the names of the fields, not the indexes of the tuple.
+    if that fails. Use the names of the fields, not the indexes of the tuple. Messages are ordered by topic, partition
+    and offset. A message cannot be changed: its copy is the message itself.
     """
 
     # Without a `__new__` in Python, the class creates an instance of a tuple in one call of C: `make_message` makes
     # one from the values of all fields. The descriptors of a NamedTuple read any tuple, and faster than a property.
     __slots__ = ()
 
-    payload: bytes | None = _Row.payload
-    row: int = _Row.row
-    origin: Origin = _Row.origin
+    if TYPE_CHECKING:
+
+        def __new__(cls, row: tuple[bytes | None, int, Origin], /) -> Self: ...
+
+        @property
+        def payload(self) -> bytes | None: ...
+
+        @property
+        def row(self) -> int: ...
+
+        @property
+        def origin(self) -> Origin: ...
+    else:
+        payload = _Row.payload
+        row = _Row.row
+        origin = _Row.origin
+
+    def __copy__(self) -> "Self":
+        """Return the message itself, which cannot change."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Self":
+        """Return the message itself, which cannot change. Its consumer, to which it refers, cannot be copied."""
+        return self
+
+    # Messages are ordered by their place, so that they can be sorted and put into a heap. In a tuple's own order they
+    # would be sorted by payload, and two with the same payload could not be compared.
+
+    def __lt__(self, other: tuple[Any, ...]) -> bool:
+        return self._place() < other._place() if isinstance(other, ReceivedMessage) else NotImplemented
+
+    def __le__(self, other: tuple[Any, ...]) -> bool:
+        return self._place() <= other._place() if isinstance(other, ReceivedMessage) else NotImplemented
+
+    def __gt__(self, other: tuple[Any, ...]) -> bool:
+        return self._place() > other._place() if isinstance(other, ReceivedMessage) else NotImplemented
+
+    def __ge__(self, other: tuple[Any, ...]) -> bool:
+        return self._place() >= other._place() if isinstance(other, ReceivedMessage) else NotImplemented
+
+    def _place(self) -> tuple[str, int, int]:
+        return self.topic, self.partition, self.offset
 
     def _replace(self, **changes: Any) -> "ReceivedMessage[Value]":
         """Return a copy with other values of some arguments of `make_message`."""
@@ -205,31 +277,34 @@ class ReceivedMessage(tuple[Any, ...], Generic[Value]):
     @property
     def attribute(self) -> LazyAttribute:
         """The fields that the sender has set, decoded at the first access."""
-        attributes = self.origin.attributes
-        found = attributes[self.row]
-        if not isinstance(found, LazyAttribute):
-            found = attributes[self.row] = LazyAttribute(found)
-        return found
+        origin = self.origin
+        return origin.attribute or ATTRIBUTES[origin.attributes[self.row]]
+
+    # The properties below find the attribute themselves: another call between takes longer than the search for it.
 
     @property
     def key(self) -> bytes | str | None:
         """The ordering key, bytes or text as it was sent; None if the message has no key."""
-        return self.attribute.key
+        origin = self.origin
+        return (origin.attribute or ATTRIBUTES[origin.attributes[self.row]]).key
 
     @property
     def tag(self) -> str | None:
         """The tag, by which consumers can filter; None if the message has no tag."""
-        return self.attribute.tag
+        origin = self.origin
+        return (origin.attribute or ATTRIBUTES[origin.attributes[self.row]]).tag
 
     @property
     def properties(self) -> dict[str, str]:
         """The text properties, as a new dict."""
-        return dict(self.attribute.properties)
+        origin = self.origin
+        return dict((origin.attribute or ATTRIBUTES[origin.attributes[self.row]]).properties)
 
     @property
     def born_at(self) -> datetime | None:
         """When the sender created the message (aware, UTC, sender's clock); None if not set."""
-        return self.attribute.born_at
+        origin = self.origin
+        return (origin.attribute or ATTRIBUTES[origin.attributes[self.row]]).born_at
 
     @property
     def appended_at(self) -> datetime:
@@ -242,18 +317,20 @@ class ReceivedMessage(tuple[Any, ...], Generic[Value]):
 
         The number does not grow while `run` repeats a handler's calls.
         """
-        return self.attribute.attempts
+        origin = self.origin
+        return (origin.attribute or ATTRIBUTES[origin.attributes[self.row]]).attempts
 
     @property
     def redrives(self) -> int:
         """How many times `tfmq dlq redrive` has sent this message again after it had become a dead letter."""
-        return self.attribute.redrives
+        origin = self.origin
+        return (origin.attribute or ATTRIBUTES[origin.attributes[self.row]]).redrives
 
     @property
     def attribute_bytes(self) -> bytes | None:
         """The encoded attribute, also if it cannot be decoded; None if the message has none."""
-        found = self.origin.attributes[self.row]
-        return found.data if isinstance(found, LazyAttribute) else found
+        origin = self.origin
+        return origin.attributes[self.row] if origin.attribute is None else origin.attribute.data
 
     @property
     def text(self) -> str:
@@ -326,7 +403,8 @@ def make_message(
 ) -> ReceivedMessage[Any]:
     """Create a message alone, with the shared values of `origin`."""
     shared = replace(origin, topic=topic, partition=partition, offsets=(offset,), end=next_offset)
-    shared.ordinals, shared.ids, shared.attributes = (ordinal,), (id,), [attribute]
+    shared.ordinals, shared.ids = (ordinal,), (id,)
+    shared.attribute = attribute if isinstance(attribute, LazyAttribute) else LazyAttribute(attribute)
     return ReceivedMessage((payload, 0, shared))
 
 
