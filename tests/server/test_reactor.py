@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
+from tfmq.busy_poll import BusyPoll
 from tfmq.server.reactor import HOOK_ROUNDS_MAX, TURN_SECONDS, Turn, TurnReactor
 
 
@@ -46,6 +47,26 @@ def test_the_turn_ends_after_the_poll_that_brought_something(reactor: Any) -> No
     assert ends == [2], "once, for both"
     reactor.doPoll(0)
     assert ends == [2], "nobody wanted the second turn's end"
+
+
+def test_the_limit_of_busy_polling_is_longer_at_the_beginning_of_an_fsync_only(
+    reactor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, now = [], 1000.0
+
+    def poll(self: BusyPoll, poll: Any, timeout: float, most: int, seconds: float) -> list[Any]:
+        limits.append(round(seconds * 1e6))
+        return []
+
+    monkeypatch.setattr(BusyPoll, "poll", poll)
+    monkeypatch.setattr(reactor, "seconds", lambda: now)
+    fsyncs = reactor.fsyncs_in_progress = {}
+    for now, count in ((0.0, 0), (0.0, 1), (0.0003, 1), (0.0004, 2), (0.0006, 1), (9.0, 1), (9.0, 0), (9.0, 1)):
+        now += 1000.0
+        fsyncs.clear()
+        fsyncs.update(dict.fromkeys(range(count)))
+        reactor.doPoll(1)
+    assert limits == [100, 500, 200, 100, 100, 100, 100, 500]
 
 
 def test_a_turn_that_was_too_short_ends_and_the_next_one_begins_with_the_least_served(reactor: Any) -> None:

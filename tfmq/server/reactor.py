@@ -23,7 +23,8 @@ the connections that have used the least time are served first. So the wait of a
 connections send expensive requests."""
 FSYNC_BUSY_SECONDS = 500e-6
 """Limit of busy polling while the kernel makes an fsync: a sender waits for it, and no other thread has to run for it.
-One that takes longer, as on most disks without a protected cache, is waited for without busy polling."""
+The limit counts from the first poll during an fsync: a broker on a slow disk, or with many senders, busy-polls no more
+than without fsyncs."""
 HOOK_ROUNDS_MAX = 16
 """Maximum runs of the hooks in one turn. A hook may request another run, so a limit is needed against endless loops."""
 
@@ -87,6 +88,8 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
 
     fsyncs_in_progress: Collection[Any] = ()
     """The fsyncs that the kernel makes for the broker. Their end is an event of a poll."""
+    _fsync_busy_until = 0.0
+    """Time at which the longer limit of busy polling ends; 0 while there is no fsync."""
 
     def __init__(self) -> None:
         self._busy_poll = BusyPoll()
@@ -116,7 +119,12 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
             turn.run_hooks()
             timeout = min(timeout or 0, self.timeout() or 0) if timeout is not None else self.timeout()
         wait = -1 if timeout is None else timeout
-        seconds = FSYNC_BUSY_SECONDS if self.fsyncs_in_progress else SECONDS
+        if self.fsyncs_in_progress:
+            now = self.seconds()
+            self._fsync_busy_until = self._fsync_busy_until or now + FSYNC_BUSY_SECONDS
+            seconds = max(SECONDS, self._fsync_busy_until - now)
+        else:
+            self._fsync_busy_until, seconds = 0.0, SECONDS
         events = self._busy_poll.poll(self._poller.poll, wait, max(len(self._selectables), 1), seconds=seconds)
         selectables = self._selectables
         if self._was_too_short:

@@ -40,6 +40,14 @@ SERVER: Final = (
         [BUSY_POLL],
     ),
     Mutant(
+        "busy-poll-during-a-slow-fsync",
+        "a broker on a slow disk does not busy-poll for as long as an fsync takes",
+        "tfmq/server/reactor.py",
+        "self._fsync_busy_until or now + FSYNC_BUSY_SECONDS",
+        "now + FSYNC_BUSY_SECONDS",
+        ["tests/server/test_reactor.py"],
+    ),
+    Mutant(
         "busy-poll-from-the-first-wait",
         "busy polling begins after some short waits",
         "tfmq/busy_poll.py",
