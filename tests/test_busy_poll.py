@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tfmq.busy_poll import SECONDS, SHORT_WAITS_MIN, BusyPoll
+import pytest
+
+from tfmq.busy_poll import PAUSE_SECONDS, SECONDS, SHORT_WAITS_MIN, BusyPoll
 
 EVENT = [(7, 1)]
 
@@ -13,6 +15,8 @@ class Peer:
     def __init__(self) -> None:
         self.now = 0.0
         self.delay = SECONDS / 2
+        self.slice = 0.0
+        """Seconds that another program runs on the processor when it is yielded."""
         self.due = 0.0
         self.blocked: list[float] = []
         self.polled = self.yielded = 0
@@ -28,6 +32,7 @@ class Peer:
 
     def yield_processor(self) -> None:
         self.yielded += 1
+        self.now += self.slice
 
     def wait(self, busy: BusyPoll, timeout: float = 2.0) -> list[tuple[int, int]]:
         self.due, self.blocked, self.polled, self.yielded = self.now + self.delay, [], 0, 0
@@ -65,6 +70,22 @@ def test_a_long_wait_blocks_after_the_limit_and_the_next_ones_at_once() -> None:
     for _ in range(SHORT_WAITS_MIN):
         peer.wait(busy)
         assert peer.polled == 1
+
+
+@pytest.mark.parametrize("delay", [SECONDS / 2, SECONDS * 10])
+def test_while_another_program_uses_the_processor_the_polls_block(delay: float) -> None:
+    peer, busy = after_short_waits()
+    peer.slice = 0.004
+    peer.delay = delay
+    assert peer.wait(busy) == EVENT
+    assert peer.yielded == 1
+    peer.slice, peer.delay, begun = 0.0, SECONDS / 2, peer.now
+    while peer.now < begun + PAUSE_SECONDS - SECONDS:
+        peer.wait(busy)
+        assert (peer.blocked, peer.yielded) == ([2.0], 0)
+    for _ in range(SHORT_WAITS_MIN):
+        peer.wait(busy)
+    assert peer.yielded > 1, "after a pause it tries again"
 
 
 def test_a_timeout_of_zero_polls_once() -> None:

@@ -17,6 +17,10 @@ SECONDS: Final = 100e-6
 limit."""
 SHORT_WAITS_MIN: Final = 4
 """Number of consecutive short waits after which busy polling begins. One long wait ends it."""
+PAUSE_SECONDS: Final = 1.0
+"""No busy polling for this long after one that lasted twice as long as its limit. Then another program has got the
+processor, or the process has used up its quota. A thread that blocks gets the processor back when its event comes; one
+that has yielded gets it back after the other's time slice, milliseconds later."""
 
 _YIELD_PROCESSOR: Final[Callable[[], None] | None] = getattr(os, "sched_yield", None)
 
@@ -34,6 +38,7 @@ class BusyPoll:
         self._clock = clock
         self._yield_processor = yield_processor
         self._short_waits = 0
+        self._pause_until = float("-inf")
 
     def poll(
         self, poll: Callable[..., list[tuple[int, int]]], timeout: float, *arguments: Any, seconds: float = SECONDS
@@ -47,14 +52,14 @@ class BusyPoll:
             return poll(timeout, *arguments)
         clock = self._clock
         begun = clock()
-        if self._short_waits >= SHORT_WAITS_MIN:
+        if self._short_waits >= SHORT_WAITS_MIN and begun >= self._pause_until:
             until = begun + seconds
-            while not (events := poll(0, *arguments)):
-                if clock() >= until:
-                    break
+            while not (events := poll(0, *arguments)) and clock() < until:
                 # Otherwise a peer that needs this processor for its answer could not run before the time is over.
                 yield_processor()
-            else:
+            if (now := clock()) > until + seconds:
+                self._pause_until = now + PAUSE_SECONDS
+            if events:
                 return events
         events = poll(timeout, *arguments)
         self._short_waits = self._short_waits + 1 if clock() - begun < seconds else 0

@@ -171,12 +171,12 @@ class SegmentIndex:
         count = len(self)
         if not count or position >= self._open_run.position:
             return self._open_run
-        return self._position_of(bisect_right(self._positions, position, 0, count) - 1)
+        return self._position_of(self._runs_until(position, count) - 1)
 
     def run_end(self, position: int) -> int:
         """Return the end of the run that starts at `position`, which a search has returned."""
         count = len(self)
-        number = bisect_right(range(count), position, key=lambda number: self.entry(number).position)
+        number = self._runs_until(position, count)
         if number < count:
             return self.entry(number).position
         return self._open_run.position if position < self._open_run.position else self.end
@@ -238,6 +238,10 @@ class SegmentIndex:
             self._time, self._epoch = max(self._time, time), epoch
             self._written += 1
         return "the last entry is short" if len(data) % ENTRY_SIZE else None
+
+    def _runs_until(self, position: int, count: int) -> int:
+        """Return how many of the first `count` entries start at or before `position`."""
+        return bisect_right(self._positions, position, 0, count)
 
     def _position_of(self, number: int) -> IndexPosition:
         return IndexPosition(self._positions[number], self._ordinals[number])
@@ -332,8 +336,7 @@ class OnDiskIndex(SegmentIndex):
     def by_position(self, position: int) -> IndexPosition:
         if not self._count or position >= self._open_run.position:
             return self._open_run
-        count = bisect_right(range(self._count), position, key=lambda number: self.entry(number).position)
-        return self._position_of(count - 1)
+        return self._position_of(self._runs_until(position, self._count) - 1)
 
     def by_ordinal(self, ordinal: int) -> IndexPosition:
         if not self._count or (self._open_run.ordinal is not None and ordinal >= self._open_run.ordinal):
@@ -347,6 +350,9 @@ class OnDiskIndex(SegmentIndex):
 
     def _read(self, number: int) -> IndexEntry | None:
         return self._decode(self._entries_file.pread(ENTRY_SIZE, number * ENTRY_SIZE))
+
+    def _runs_until(self, position: int, count: int) -> int:
+        return bisect_right(range(count), position, key=lambda number: self.entry(number).position)
 
     def _position_of(self, number: int) -> IndexPosition:
         entry = self.entry(number)

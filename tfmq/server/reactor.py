@@ -195,6 +195,8 @@ class AsyncFsync:
         """Release the queue; no fsync may be in progress."""
         if self._queue is not None:
             self._later.cancel()
+            if isinstance(self._reactor, TurnReactor):
+                self._reactor.fsyncs_in_progress = ()
             self._reactor.removeReader(self._wakeup)
             self._queue.close()
 

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -66,10 +67,15 @@ def main(rows: str, runs: int, peers: bool, load_max: float, as_json: bool, save
     names = [name.strip() for name in rows.split(",") if name.strip()]
     if unknown := [name for name in names if name not in ROWS]:
         raise click.UsageError(f"there is no row {unknown[0]!r}; there are {', '.join(ROWS)}")
+    if save and not save.parent.is_dir():
+        raise click.UsageError(f"There is no folder {save.parent}: create it, or name another file for --save.")
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 150)
     measured: dict[str, dict[str, Any]] = {}
     machine = f"{platform.machine()}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
-    found_all = {"commit": commit(), "machine": machine, "runs": runs, "rows": measured}
+    scale = os.environ.get("TFMQ_BENCH_SCALE", "1")
+    found_all = {
+        "commit": commit(), "machine": machine, "runs": runs, "peers": peers, "scale": scale, "rows": measured
+    }  # fmt: skip
     if resume:
         measured |= earlier_rows(save, found_all)
     for name in names:
@@ -85,7 +91,9 @@ def main(rows: str, runs: int, peers: bool, load_max: float, as_json: bool, save
         console.print(table(found))
         if save:
             # After each row, so that an error in a later one does not lose the measurements of an hour.
-            save.write_text(json.dumps(found_all, indent=1) + "\n")
+            unfinished = save.with_name(f"{save.name}.new")
+            unfinished.write_text(json.dumps(found_all, indent=1) + "\n")
+            unfinished.replace(save)
     if as_json:
         print(json.dumps(found_all, indent=1))
 
@@ -96,22 +104,30 @@ def earlier_rows(save: Path | None, found_all: dict[str, Any]) -> dict[str, dict
         raise click.UsageError("--resume needs --save FILE: the file with the rows of the earlier run.")
     if not save.exists():
         return {}
-    earlier: dict[str, Any] = json.loads(save.read_text())
-    for key in ("commit", "machine", "runs"):
+    try:
+        earlier: dict[str, Any] = json.loads(save.read_text())
+        rows = dict(earlier["rows"])
+    except (ValueError, KeyError, TypeError):
+        raise click.UsageError(f"{save} is no file that --save has written: name another one.") from None
+    for key in ("commit", "machine", "runs", "peers", "scale"):
         if earlier.get(key) != found_all[key]:
             raise click.UsageError(f"{save} is of {key} {earlier.get(key)}, not {found_all[key]}: name another file.")
-    return dict(earlier["rows"])
+    if not re.fullmatch("[0-9a-f]+", str(found_all["commit"])):
+        raise click.UsageError("--resume needs a checkout without changed or new files: commit or remove them first.")
+    return rows
 
 
 def commit() -> str:
-    """The commit of this checkout, with `+` if files differ from it."""
+    """The commit of this checkout, with `+` if files were changed or added since; "unknown" outside of a checkout."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
+
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--dirty=+"], capture_output=True, text=True, check=True
-        )
+        return git("rev-parse", "--short=12", "HEAD").strip() + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return found.stdout.strip()
 
 
 def wait_until_quiet(load_max: float) -> float:

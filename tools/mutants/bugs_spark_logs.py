@@ -205,8 +205,8 @@ SPARK_LOGS: Final = (
         "whole-index-read-for-one-place",
         "a lookup reads a logarithmic part of an index",
         "journal/log/index.py",
-        "        count = bisect_right(range(self._count), position, key=lambda number: self.entry(number).position)\n",
-        "        count = sum(self.entry(number).position <= position for number in range(self._count))\n",
+        "        return bisect_right(range(count), position, key=lambda number: self.entry(number).position)\n",
+        "        return sum(self.entry(number).position <= position for number in range(count))\n",
         [RUNS],
     ),
     Mutant(

@@ -116,6 +116,14 @@ def test_a_sender_that_uses_every_key_does_not_fill_the_memory_with_attributes()
     assert not any(data and len(data) > CACHED_BYTES_MAX for data in ATTRIBUTES)
 
 
+def test_a_kept_message_does_not_keep_a_large_attribute_of_a_block_beside_it() -> None:
+    log = Bytes()
+    for key in ("k" * 60_000, "short"):
+        log.append_records([log.record(b"x", key=key)])
+    large, small = messages(log)
+    assert large.origin is not small.origin
+
+
 @pytest.mark.parametrize("kind", ["one size", "one attribute", "mixed sizes", "single blocks"])
 @pytest.mark.parametrize("key_size", [10, 2000])
 def test_a_kept_message_keeps_few_others_in_memory(kind: str, key_size: int) -> None:

@@ -132,6 +132,15 @@ def test_messages_are_ordered_by_topic_partition_and_offset() -> None:
         ordered[0] < b"x"  # type: ignore[operator]  # noqa: B015
 
 
+def test_a_message_is_equal_to_itself_read_again_and_to_no_other() -> None:
+    def read(incarnation: int = INCARNATION, payload: bytes = b"x", offset: int = 50) -> ReceivedMessage:
+        return make_message(payload, "a", 0, offset, 100, 0, 1, None, Origin(incarnation, 0, 0, None))
+
+    assert read() == read()
+    assert len({read(), read()}) == 1
+    assert read() not in [read(INCARNATION + 1), read(payload=b"y"), read(offset=0), (b"x", 0, None)]
+
+
 def test_it_says_how_often_it_failed_and_came_back_and_what_its_bytes_are() -> None:
     message = received(b"x", key="k")
     assert (message.attempts, message.redrives) == (0, 0)

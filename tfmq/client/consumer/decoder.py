@@ -71,7 +71,7 @@ _KNOWN: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER
 _PREFIX: Final = Struct(">I4xQII")
 _PREFIX_SIZE: Final = _PREFIX.size
 _LARGE_ATTRIBUTE: Final = ATTRIBUTE_BYTES_MAX // ROWS_MAX
-"""Size above which an attribute begins a new `Origin` where blocks have one record each."""
+"""Size above which an attribute has an `Origin` of its own where blocks have one record each."""
 
 
 class DecodedBlock(NamedTuple):
@@ -173,6 +173,7 @@ class Decoder:
         ordinals: list[int] = []
         ids: list[int] = []
         attributes: list[bytes | None] = []
+        size_before = 0
         try:
             while True:
                 length, id, flag, attribute_size = unpack(body, position)
@@ -190,7 +191,7 @@ class Decoder:
                     or crc32(view[position:at]) != crc or crc32(view[at + HEADER_SIZE : block_end]) != checksum
                 ):  # fmt: skip
                     break
-                if len(ids) == ROWS_MAX or attribute_size > _LARGE_ATTRIBUTE:
+                if len(ids) == ROWS_MAX or attribute_size > _LARGE_ATTRIBUTE or size_before > _LARGE_ATTRIBUTE:
                     if origin is not None:
                         origin.end = block_offset
                     origin, offsets, ordinals, ids, attributes = None, [], [], [], []
@@ -204,7 +205,7 @@ class Decoder:
                 ordinals.append(ordinal)
                 ids.append(id)
                 attributes.append(body[begins:payload_begins])
-                position, block_offset = block_end, following
+                position, block_offset, size_before = block_end, following, attribute_size
         except StructError:
             pass  # The end of the body is reached. If it ends inside a block, the caller's other methods report that.
         if origin is not None:

@@ -180,7 +180,7 @@ class ReceivedMessage(tuple[Any, ...], Generic[Value]):
     `next_offset`: offset at which reading continues after this message · `ordinal`: number of messages before it in the
     partition · `id`: unique in the broker. The properties that are decoded when they are accessed raise DecodeFailed
     if that fails. Use the names of the fields, not the indexes of the tuple. Messages are ordered by topic, partition
-    and offset. A message cannot be changed: its copy is the message itself.
+    and offset, and equal if they are the same stored message. A message cannot be changed, so its copy is itself.
     """
 
     # Without a `__new__` in Python, the class creates an instance of a tuple in one call of C: `make_message` makes
@@ -211,6 +211,16 @@ class ReceivedMessage(tuple[Any, ...], Generic[Value]):
     def __deepcopy__(self, memo: Any) -> "Self":
         """Return the message itself, which cannot change. Its consumer, to which it refers, cannot be copied."""
         return self
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same message: of the same incarnation of a topic, with the same place and payload."""
+        if not isinstance(other, ReceivedMessage):
+            return NotImplemented
+        origins = self.origin.incarnation, other.origin.incarnation
+        return self._place() == other._place() and self.payload == other.payload and origins[0] == origins[1]
+
+    def __hash__(self) -> int:
+        return hash(self._place())
 
     # Messages are ordered by their place, so that they can be sorted and put into a heap. In a tuple's own order they
     # would be sorted by payload, and two with the same payload could not be compared.
