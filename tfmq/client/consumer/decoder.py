@@ -58,7 +58,8 @@ FIELDS_PER_LAYOUT: Final = 32
 ROWS_MAX: Final = 32
 """Number of messages that share an `Origin`, whose columns stay in memory as long as a program keeps one of them."""
 ATTRIBUTE_BYTES_MAX: Final = 8192
-"""An `Origin` has fewer rows where the attributes of so many are larger together, by the average of their block."""
+"""Maximum size of the attributes of an `Origin` together, estimated from the average in their block: it has fewer rows
+where attributes are large, and at least one."""
 LAYOUTS_MAX: Final = 512
 """Size of the cache of struct layouts, of up to 2 KiB each; limited because a sender may use every size."""
 COMPARED_BYTES_MAX: Final = 32
