@@ -212,15 +212,14 @@ class Session:
                 reply = handler(request, self)
             else:
                 reply = handler(request)
+            answer = [0, header[1], *reply]
         except TfmqError as error:
-            self.say([-error.number, header[1], *to_error_reply(error)[1:]])
-            return
-        answer = [0, header[1], *reply]
+            answer = [-error.number, header[1], *to_error_reply(error)[1:]]
         if action == LOSE:
             self._cut()
         elif action == HOLD:
             self.broker.held.append((self, answer))
-        elif action != SWALLOW and getattr(request, "acks", 1) != commands.ACKS_NONE:
+        elif action != SWALLOW and (answer[0] or getattr(request, "acks", 1) != commands.ACKS_NONE):
             self.say(answer)
 
 

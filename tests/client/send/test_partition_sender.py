@@ -19,7 +19,7 @@ from tfmq.errors import (
     UnknownTopic,
 )
 from tfmq.ids import SEQUENCES
-from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, LeaseProducerIds, Produce, SucceedProducer
+from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, LeaseProducerIds, Metadata, Produce, SucceedProducer
 
 
 @pytest.fixture
@@ -360,3 +360,20 @@ def test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_s
     later = rig.send(b"3", partition=0)
     rig.settle(*put_off, later)
     assert rig.broker.payloads("orders", 0) == [b"1", b"2", b"3"]
+
+
+def test_what_was_sent_to_a_gone_topic_waits_for_the_new_one_before_what_is_sent_later(rig: SenderRig) -> None:
+    rig.broker.partitions = 2
+    rig.settle(rig.send(b"0", partition=0), rig.send(b"0", partition=1))
+    rig.broker.delete("orders")
+    rig.broker.plan(Produce, HOLD)
+    rig.broker.plan(Metadata, HOLD)
+    refused = rig.send(b"1", partition=0)
+    rig.exchange()
+    other = rig.send(b"1", partition=1)
+    rig.exchange()
+    assert not rig.sender.is_known("orders"), "the other partition's sender was told that it is gone"
+    later = rig.send(b"2", partition=0)
+    rig.broker.release()
+    rig.settle(refused, other, later)
+    assert rig.broker.payloads("orders", 0) == [b"1", b"2"]

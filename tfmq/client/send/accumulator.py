@@ -107,6 +107,7 @@ class RecordAccumulator:
         """By topic name: the open batch to which `send` directly appends messages without a key."""
         self.shared_delayed: dict[str, Batch] = {}
         """By topic name: the open batch for delayed messages without a key."""
+        self._created_batches = 0
         self._lingering: deque[Batch] = deque()
         self._expedited: list[Batch] = []
         self._room_event: Event | None = None
@@ -430,6 +431,8 @@ class RecordAccumulator:
         closes_at = self.now() + self.options.linger_seconds
         room, deadline = self.options.batch_bytes, closes_at + self.timeout
         batch = Batch(self._owner, topic, partition, room, part, closes_at, deadline)
+        self._created_batches += 1
+        batch.number = self._created_batches
         if delayed:
             batch.due_times = DueTimes()
         self.outstanding[batch] = None
@@ -531,11 +534,17 @@ class RecordAccumulator:
         return [batch for batch in found if batch is not None and batch.partition < 0]
 
     def _add_waiting(self, entry: ProducerTopic, batch: Batch, message: Message = KEYLESS) -> None:
-        """Let a batch wait until the topic's metadata is known. Its partition is then chosen for `message`."""
-        # A batch that was added at its creation is added again at its close. It is still the last one then, because no
-        # other batch is added in between.
-        if not entry.waiting_batches or entry.waiting_batches[-1][0] is not batch:
-            entry.waiting_batches.append((batch, message))
+        """Let a batch wait until the topic's metadata is known. Its partition is then chosen for `message`.
+
+        A batch that comes from a deleted topic waits before the batches that were created after it.
+        """
+        waiting = entry.waiting_batches
+        place = len(waiting)
+        while place and waiting[place - 1][0].number > batch.number:
+            place -= 1
+        # A batch that was added at its creation is added again at its close.
+        if not place or waiting[place - 1][0] is not batch:
+            waiting.insert(place, (batch, message))
         self.request_metadata(entry)
 
     # Partition senders

@@ -78,6 +78,8 @@ class Batch(Future):
     """When the batch fails if it is not delivered, in the connection's clock."""
     overhead_bytes: int = field(init=False)
     """Bytes of a record without key, tag and properties, not counting its payload."""
+    number: int = 0
+    """How many batches the producer had created when it created this one: the order in which a topic's batches go."""
     buffer: BatchBuffer | None = None
     """The object whose `open_batch` is this batch; None: no partition is chosen yet, or the batch was created full."""
     size_bytes: int = 0

@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from operator import attrgetter
 from typing import ClassVar, Final, Protocol
 
 from tfmq.backoff import Backoff
@@ -313,14 +314,18 @@ class PartitionSender:
 
     def _restart(self, producer_id: int) -> None:
         """Change to `producer_id`, from sequence 0 on: resend the batches in flight, then send the queued batches."""
-        self.producer_id, self._stored_through = producer_id, [-1, -1, -1]
-        self._has_gap = self._outcome_unknown = False
-        self.state = _READY
         for batch in self.in_flight:
             batch.attempts = 0  # At this point it is certain that none of these batches is stored.
         self._requeue()
+        self._reroute_queued()
+        self.producer_id, self._stored_through = producer_id, [-1, -1, -1]
+        self._has_gap = self._outcome_unknown = False
+        self.state = _READY
         self._clear_sequences(0)
         self.pump()
+
+    def _reroute_queued(self) -> None:
+        """Reroute batches for deleted topics before a restart. Here: none, because this sender ends with its topic."""
 
     def _requeue(self) -> None:
         """Move the batches in flight to the head of the queue. Called only when all their requests are complete."""
@@ -539,6 +544,8 @@ def _renew_due_times(dues: DueTimes, now: Callable[[], float], request: Produce)
     return request._replace(due=dues.pack(now()))
 
 
+_number: Final = attrgetter("number")
+
 DELAYED_TOPIC = Topic("", 0, (), {})
 """The topic in requests for the successor of a producer id under which delayed messages were sent."""
 
@@ -576,11 +583,16 @@ class DelayedSender(PartitionSender):
         self.buffers: dict[tuple[str, int], DelayedPartitionBuffer] = {}
         self._deleted_topics: dict[tuple[str, int], Topic] = {}
         self._rerouted: list[Batch] = []
-        """Batches rejected because their topic is deleted. `_restart` reroutes them to the re-created topic."""
+        """Batches rejected because their topic is deleted. `_reroute_queued` reroutes them to the re-created topic."""
 
     def buffer_for(self, topic: Topic, partition: int) -> DelayedPartitionBuffer:
         buffer = self.buffers.get((topic.name, partition))
         if buffer is None or buffer.topic.incarnation != topic.incarnation:
+            if buffer is not None and buffer.open_batch is not None:
+                open_batch, buffer.open_batch = buffer.open_batch, None
+                # Closing the batch creates the buffer that this call has to return, so look it up again.
+                self._accumulator.close_batch(open_batch)
+                return self.buffer_for(topic, partition)
             buffer = self.buffers[topic.name, partition] = DelayedPartitionBuffer(self, topic, partition)
         return buffer
 
@@ -608,18 +620,14 @@ class DelayedSender(PartitionSender):
         else:
             super()._handle_error(batch, error)
 
-    def _restart(self, producer_id: int) -> None:
-        """Continue under `producer_id`. Reroute the batches for deleted topics, in their original order."""
+    def _reroute_queued(self) -> None:
+        """Reroute the batches for deleted topics, and restore the order in which the batches were created."""
         moving, self._rerouted = self._rerouted, []
-        sent = self._batches_of_deleted_topics(self.in_flight)
-        for batch in sent:
-            self._remove_in_flight(batch)
-        queued = self._batches_of_deleted_topics(self.queue)
-        for batch in queued:
+        for batch in self._batches_of_deleted_topics(self.queue):
             self.queue.remove(batch)
+            moving.append(batch)
         buffers = self._remove_deleted_buffers()
-        super()._restart(producer_id)
-        for batch in (*moving, *sent, *queued):
+        for batch in moving:
             assert batch.routed_topic is not None, "routed"
             if batch.rerouted_from_partitions:
                 self._accumulator.fail_batch(batch, UnknownTopic(outcome=NOT_DONE))
@@ -628,6 +636,9 @@ class DelayedSender(PartitionSender):
         for buffer in buffers:
             if buffer.open_batch is not None:
                 self._accumulator.close_batch(buffer.open_batch)
+        # Later batches for a re-created topic may be queued already, before the rerouted ones. No queued batch is
+        # stored, and the restart numbers all of them again, so they may change their places.
+        self.queue = deque(sorted(self.queue, key=_number))
 
     def _fail_all(self, error: TfmqError) -> None:
         moving, self._rerouted = self._rerouted, []
