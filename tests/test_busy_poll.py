@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tfmq.busy_poll import PAUSE_SECONDS, SECONDS, SHORT_WAITS_MIN, BusyPoll
+from tfmq.busy_poll import (
+    PAUSE_SECONDS,
+    PAUSE_SECONDS_MAX,
+    SECONDS,
+    SECONDS_MAX,
+    SHORT_WAITS_MIN,
+    WORK_FACTOR,
+    BusyPoll,
+)
 
 EVENT = [(7, 1)]
 
@@ -15,6 +23,8 @@ class Peer:
     def __init__(self) -> None:
         self.now = 0.0
         self.delay = SECONDS / 2
+        self.work = 0.0
+        """Seconds between the end of a wait and the next one."""
         self.slice = 0.0
         """Seconds that another program runs on the processor when it is yielded."""
         self.due = 0.0
@@ -35,6 +45,7 @@ class Peer:
         self.now += self.slice
 
     def wait(self, busy: BusyPoll, timeout: float = 2.0) -> list[tuple[int, int]]:
+        self.now += self.work
         self.due, self.blocked, self.polled, self.yielded = self.now + self.delay, [], 0, 0
         return busy.poll(self.poll, timeout, 5)
 
@@ -70,6 +81,44 @@ def test_a_long_wait_blocks_after_the_limit_and_the_next_ones_at_once() -> None:
     for _ in range(SHORT_WAITS_MIN):
         peer.wait(busy)
         assert peer.polled == 1
+
+
+@pytest.mark.parametrize(
+    ("work", "delay", "blocks"),
+    [
+        (SECONDS / 2, SECONDS * 1.4, False),
+        (SECONDS / 2, SECONDS * 1.6, True),
+        (SECONDS_MAX, SECONDS_MAX * 0.9, False),
+        (SECONDS_MAX, SECONDS_MAX * 1.1, True),
+    ],
+)
+def test_the_limit_is_in_proportion_to_the_work_before_the_wait(work: float, delay: float, blocks: bool) -> None:
+    assert WORK_FACTOR == 3
+    peer, busy = after_short_waits()
+    peer.work, peer.delay = work, delay
+    assert peer.wait(busy) == EVENT
+    assert peer.blocked == ([2.0] if blocks else [])
+
+
+def test_each_loss_of_the_processor_doubles_the_pause_until_it_was_kept_for_a_while() -> None:
+    peer, busy = after_short_waits()
+
+    def pause() -> float:
+        peer.slice, peer.yielded = 0.004, 0
+        while not peer.yielded:
+            peer.wait(busy)
+        peer.slice, lost_at = 0.0, peer.now
+        peer.wait(busy)
+        while not peer.yielded:
+            peer.wait(busy)
+        return peer.now - lost_at
+
+    pauses = [pause() for _ in range(9)]
+    assert pauses == pytest.approx([min(PAUSE_SECONDS * 2**n, PAUSE_SECONDS_MAX) for n in range(9)], abs=SECONDS * 9)
+    kept_at = peer.now
+    while peer.now < kept_at + PAUSE_SECONDS_MAX + SECONDS:
+        peer.wait(busy)
+    assert pause() == pytest.approx(PAUSE_SECONDS, abs=SECONDS * 9)
 
 
 @pytest.mark.parametrize("delay", [SECONDS / 2, SECONDS * 10])

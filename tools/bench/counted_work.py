@@ -9,6 +9,7 @@ Counts hardly depend on the load of the machine, so they show what a change of t
 Python calls are counted by sys.setprofile, system calls by strace, allocations by memray, with every object that Python
 allocates; one after the other, as each disturbs the others. Bytes allocated stand for the bytes copied: a copy needs a
 buffer of its size. A broker's turn without work is counted as the work of an idle second with a consumer that waits.
+Both programs block at each wait here, because the number of polls of busy polling depends on time, not on the work.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
+from unittest import mock
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 import tfmq
+from tfmq import busy_poll
 
 TOPIC = "counted"
 PAYLOAD = b"x" * 100
@@ -126,6 +129,12 @@ COUNTERS: dict[str, Callable[[], Counter]] = {
 }
 
 
+@contextmanager
+def no_busy_polling() -> Iterator[None]:
+    with mock.patch.object(busy_poll, "SHORT_WAITS_MIN", sys.maxsize):
+        yield
+
+
 def serve(data: str, kind: str) -> None:
     """Run a server that counts its work. Each SIGUSR1 starts or stops the count; a stop prints the totals."""
     from tfmq.server.main import main as server
@@ -144,7 +153,8 @@ def serve(data: str, kind: str) -> None:
         os.write(sys.stdout.fileno(), answer)
 
     signal.signal(signal.SIGUSR1, toggle)
-    server.main(["--data", data, "--listen", "127.0.0.1:0"], standalone_mode=False)
+    with no_busy_polling():
+        server.main(["--data", data, "--listen", "127.0.0.1:0"], standalone_mode=False)
 
 
 class CountedServer:
@@ -286,6 +296,7 @@ def measure(kind: str, count: int) -> Counts:
     """Return the counts of one kind of every operation; `count` operations of the small ones."""
     found: Counts = {}
     with (
+        no_busy_polling(),
         tempfile.TemporaryDirectory(prefix="tfmq-counted-") as data,
         CountedServer(data, kind) as server,
         operations(server.address) as every,
