@@ -1,6 +1,6 @@
 """What grows with the size: 10,000 partitions, connections, 1,000 groups, a log of 50 GB, 1,000,000 producers.
 
-Each row compares a neighbour, who sends one synced message after the other, with the same server before it grew. The
+A neighbour, who sends one synced message after the other, is compared with one of a server that stays small. The
 log of 50 GB is written through the broker, with payloads of zeros. Where the disk is smaller, the log is sparse: after
 each DIG_BYTES, `fallocate --dig-holes` gives the blocks of zeros in sealed segments back to the file system. No byte
 that is read changes by that, and the row says so. The producers of a day are as many producer ids, each of which sends
@@ -20,7 +20,7 @@ from pathlib import Path
 import tfmq
 from tools.bench.broker import Broker, broker, start
 from tools.bench.delay_load import SCALE
-from tools.bench.figures import Figure, median
+from tools.bench.figures import Figure, median, spread
 from tools.bench.idle import consumers, processor_percent
 from tools.bench.load import PREFIX, Client, Sender, expect_ok, idle
 
@@ -43,35 +43,41 @@ RATIO_MAX = 1.1
 ROOM_LEFT_BYTES = 10 << 30
 
 
-class Neighbour:
-    """A client that sends to a small topic, and seeks in it, of a server that grows."""
+NEIGHBOUR = "neighbour"
 
-    def __init__(self, server: Broker) -> None:
-        self.server = server
-        with tfmq.Admin(server.address) as admin:
-            admin.create_topic("neighbour", partitions=1)
-        self.before = self.send_seconds()
 
-    def send_seconds(self, topic: str = "neighbour") -> float:
-        """Return the median seconds of a synced send."""
-        with tfmq.Producer(self.server.address) as producer:
-            producer.send(topic, b"warm", partition=0).result()
-            times = []
-            for _ in range(SENDS):
-                begun = time.perf_counter()
-                producer.send(topic, b"x" * 100, partition=0).result()
-                times.append(time.perf_counter() - begun)
-        return median(times)
+def send_seconds(server: Broker, topic: str) -> float:
+    """Return the median seconds of a synced send to partition 0."""
+    with tfmq.Producer(server.address) as producer:
+        producer.send(topic, b"warm", partition=0).result()
+        times = []
+        for _ in range(SENDS):
+            begun = time.perf_counter()
+            producer.send(topic, b"x" * 100, partition=0).result()
+            times.append(time.perf_counter() - begun)
+    return median(times)
 
-    def figures(self, row: str) -> list[Figure]:
-        after = self.send_seconds()
-        note = f"{self.before * 1e6:.0f} us before"
-        return [
-            Figure(row, "memory", self.server.rss_mb(), "MB"),
-            Figure(row, "descriptors", descriptors(self.server), ""),
-            Figure(row, "neighbour's synced send, p50", after * 1e6, "us", note=note),
-            Figure(row, "neighbour, to before", after / self.before, "x", RATIO_MAX, least=False),
-        ]
+
+def figures(row: str, server: Broker, small: Broker) -> list[Figure]:
+    """The size of a server that has grown, and its sends to a small topic beside those of a server without anything.
+
+    The two are measured in turn, because one send varies more over the time of a run than by the size of a server.
+    """
+    grown: list[float] = []
+
+    def send_to_grown() -> float:
+        grown.append(send_seconds(server, NEIGHBOUR))
+        return grown[-1]
+
+    ratio = in_turn(lambda: send_seconds(small, NEIGHBOUR), send_to_grown)
+    return [
+        Figure(row, "memory", server.rss_mb(), "MB"),
+        Figure(row, "descriptors", descriptors(server), ""),
+        Figure(
+            row, "neighbour's synced send, p50", median(grown) * 1e6, "us", note=spread([1e6 * each for each in grown])
+        ),
+        Figure(row, "neighbour, to that of a small server", ratio, "x", RATIO_MAX, least=False),
+    ]
 
 
 def descriptors(server: Broker) -> int:
@@ -94,12 +100,11 @@ def kill(server: Broker) -> None:
     server.process.wait()
 
 
-def partitions() -> list[Figure]:
+def partitions(small: Broker) -> list[Figure]:
     row = f"{PARTITIONS:,} partitions"
     with tempfile.TemporaryDirectory(prefix="tfmq-bench-", dir=".") as folder:
         data = Path(folder) / "data"
         with broker(data=data) as server:
-            neighbour = Neighbour(server)
             with tfmq.Admin(server.address) as admin:
                 for number in range(TOPICS):
                     admin.create_topic(f"t{number}", partitions=PARTITIONS // TOPICS)
@@ -108,7 +113,7 @@ def partitions() -> list[Figure]:
                     for partition in range(PARTITIONS // TOPICS):
                         producer.send(f"t{number}", b"x" * 100, partition=partition)
                 producer.flush()
-            rows = neighbour.figures(row)
+            rows = figures(row, server, small)
             kill(server)
         with killed_and_started(data) as again:
             rows.append(Figure(row, "start after kill -9", again.start_seconds, "s"))
@@ -117,31 +122,29 @@ def partitions() -> list[Figure]:
     return rows
 
 
-def connections() -> list[Figure]:
+def connections(small: Broker) -> list[Figure]:
     with broker(f"limits.connections={CONNECTIONS + 100}") as server:
-        neighbour = Neighbour(server)
         clients = idle(server.address, CONNECTIONS)
         time.sleep(1)
-        rows = neighbour.figures(f"{CONNECTIONS:,} connections")
+        rows = figures(f"{CONNECTIONS:,} connections", server, small)
         for client in clients:
             client.close()
     return rows
 
 
-def groups() -> list[Figure]:
+def groups(small: Broker) -> list[Figure]:
     row = f"{GROUPS:,} groups of one member"
     with broker() as server:
-        neighbour = Neighbour(server)
         with tfmq.Admin(server.address) as admin:
             admin.create_topic("idle", partitions=1)
         with consumers(server, "one-each", 1):
             time.sleep(3)
-            rows = neighbour.figures(row)
+            rows = figures(row, server, small)
             rows.append(Figure(row, "processor", processor_percent(server, 10.0), "% of a core", 2.0, least=False))
     return rows
 
 
-def large_log() -> list[Figure]:
+def large_log(small: Broker) -> list[Figure]:
     """Appends and seeks at the end, in the middle and at the beginning of a long log, and its start after kill -9."""
     row = f"a log of {LOG_BYTES / 1e9:,.0f} GB"
     free = shutil.disk_usage(".").free - ROOM_LEFT_BYTES
@@ -151,7 +154,6 @@ def large_log() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="tfmq-bench-", dir=".") as folder:
         data = Path(folder) / "data"
         with broker(data=data) as server:
-            neighbour = Neighbour(server)
             with tfmq.Producer(server.address, acks="written") as producer:
                 payloads = [LOG_PAYLOAD] * LOG_BATCH
                 producer.send_many("short", payloads).result()
@@ -164,14 +166,15 @@ def large_log() -> list[Figure]:
                         dig_holes(data / "large-0")
                         dense = 0
                 producer.flush()
-            rows = neighbour.figures(row)
-            taken = sum(each.stat().st_blocks * 512 for each in (data / "large-0").iterdir())
-            rows.append(Figure(row, "on the disk", taken / 1e9, "GB", note="zeros dug out" if sparse else ""))
-            anywhere = seek_seconds(server, "large")
-            appends = in_turn(neighbour.send_seconds, lambda: neighbour.send_seconds("large"))
+            # First, as the appends that are measured below add many small blocks at the end.
             seeks = in_turn(
                 lambda: seek_seconds(server, "short"), lambda: seek_seconds(server, "large", newest=LOG_BATCH)
             )
+            rows = figures(row, server, small)
+            taken = sum(each.stat().st_blocks * 512 for each in (data / "large-0").iterdir())
+            rows.append(Figure(row, "on the disk", taken / 1e9, "GB", note="zeros dug out" if sparse else ""))
+            anywhere = seek_seconds(server, "large")
+            appends = in_turn(lambda: send_seconds(server, NEIGHBOUR), lambda: send_seconds(server, "large"))
             rows += [
                 Figure(row, "append, to that of a small log", appends, "x", RATIO_MAX, least=False),
                 Figure(row, "seek by ordinal, anywhere, p50", anywhere * 1e6, "us", note="most reads from the disk"),
@@ -231,10 +234,9 @@ class OneBatchProducers(Sender):
             del data[:size]
 
 
-def producers() -> list[Figure]:
+def producers(small: Broker) -> list[Figure]:
     row = f"{PRODUCERS:,} producers, one batch each"
     with broker() as server:
-        neighbour = Neighbour(server)
         client = Client(server.address)
         client.call(11, "churn", 1, {})
         sender = OneBatchProducers(server.address, "churn", 0, 1)
@@ -246,7 +248,7 @@ def producers() -> list[Figure]:
                 sent += PRODUCERS_PER_REQUEST
             rates.append(sent / (time.perf_counter() - begun))
             memory.append(server.rss_mb())
-        rows = neighbour.figures(row)
+        rows = figures(row, server, small)
         rows += [
             Figure(row, "batches a second", median(rates), "msg/s"),
             Figure(row, "the first tenth, to the last", rates[0] / rates[-1], "x", RATIO_MAX, least=False),
@@ -256,5 +258,9 @@ def producers() -> list[Figure]:
 
 
 def measure(runs: int, peers: bool) -> list[Figure]:
-    """Each size once."""
-    return [*partitions(), *connections(), *groups(), *large_log(), *producers()]
+    """Each size once, beside a server that stays small."""
+    rows = []
+    for grow in (partitions, connections, groups, large_log, producers):
+        with broker() as small:
+            rows += grow(small)
+    return rows
