@@ -21,6 +21,9 @@ WORK_FACTOR: Final = 3
 """The limit is at least this many times the time since the last wait, up to `SECONDS_MAX`. So on a slow machine it is
 longer, as are the waits, and the time that is polled for nothing is in proportion to the work."""
 SECONDS_MAX: Final = 400e-6
+FSYNC_SECONDS: Final = 500e-6
+"""The limit of a thread that waits for an fsync: of the broker during one, and of a producer whose messages are
+acknowledged after one."""
 SHORT_WAITS_MIN: Final = 4
 """Number of consecutive short waits after which busy polling begins. One long wait ends it."""
 PAUSE_SECONDS: Final = 0.02

@@ -15,16 +15,12 @@ from twisted.internet.epollreactor import EPollReactor
 from twisted.python import log
 
 from journal.linux_aio import AioFsyncQueue, StartFsync
-from tfmq.busy_poll import SECONDS, BusyPoll
+from tfmq.busy_poll import FSYNC_SECONDS, SECONDS, BusyPoll
 
 TURN_SECONDS = 0.05
 """Time for requests in one turn. When it is used up, connections that were not served yet wait for the next turn, where
 the connections that have used the least time are served first. So the wait of a short request is limited, however many
 connections send expensive requests."""
-FSYNC_BUSY_SECONDS = 500e-6
-"""Limit of busy polling while the kernel makes an fsync: a sender waits for it, and no other thread has to run for it.
-The limit counts from the first poll during an fsync: a broker on a slow disk, or with many senders, busy-polls no more
-than without fsyncs."""
 HOOK_ROUNDS_MAX = 16
 """Maximum runs of the hooks in one turn. A hook may request another run, so a limit is needed against endless loops."""
 
@@ -120,8 +116,10 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
             timeout = min(timeout or 0, self.timeout() or 0) if timeout is not None else self.timeout()
         wait = -1 if timeout is None else timeout
         if self.fsyncs_in_progress:
+            # A sender waits for the fsync, and no other thread has to run for it. The limit counts from the first poll
+            # during an fsync, so a broker on a slow disk, or with many senders, polls no more than without fsyncs.
             now = self.seconds()
-            self._fsync_busy_until = self._fsync_busy_until or now + FSYNC_BUSY_SECONDS
+            self._fsync_busy_until = self._fsync_busy_until or now + FSYNC_SECONDS
             seconds = max(SECONDS, self._fsync_busy_until - now)
         else:
             self._fsync_busy_until, seconds = 0.0, SECONDS

@@ -10,12 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 
+import tfmq
 from tests.client.fake_broker import CUT, HOLD, SWALLOW, FakeBroker, listening
 from tests.client.rig import sleep
 from tests.scale import scaled
+from tfmq.busy_poll import FSYNC_SECONDS, BusyPoll
+from tfmq.busy_poll import SECONDS as BUSY_SECONDS
 from tfmq.client.connection.addresses import parse_servers
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request
@@ -74,6 +79,35 @@ def test_a_lone_thread_reads_for_itself(client: Client) -> None:
     before = threading.active_count()
     assert client.ping() > 0
     assert threading.active_count() <= before + 1  # the broker's end has one
+
+
+@pytest.mark.parametrize(
+    ("make_client", "seconds"),
+    [
+        (tfmq.Producer, FSYNC_SECONDS),
+        (partial(tfmq.Producer, acks="synced"), FSYNC_SECONDS),
+        (partial(tfmq.Producer, acks="written"), BUSY_SECONDS),
+        (tfmq.Admin, BUSY_SECONDS),
+    ],
+    ids=["default", "synced", "written", "admin"],
+)
+def test_only_a_producer_that_waits_for_fsyncs_busy_polls_for_as_long_as_one_takes(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, make_client: Any, seconds: float
+) -> None:
+    limits = set()
+    real = BusyPoll.poll
+
+    def poll(self: BusyPoll, poll: Any, timeout: float, *arguments: Any, seconds: float) -> Any:
+        limits.add(seconds)
+        return real(self, poll, timeout, *arguments, seconds=seconds)
+
+    monkeypatch.setattr(BusyPoll, "poll", poll)
+    with listening(broker) as servers, make_client(servers) as client:
+        if isinstance(client, tfmq.Producer):
+            client.send("orders", b"one").result(SECONDS)
+        else:
+            client.topics()
+    assert limits == {seconds}
 
 
 def test_waiting_inside_a_running_event_loop_is_logged_once(

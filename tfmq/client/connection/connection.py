@@ -180,6 +180,8 @@ class ClientConnection:
         self.client = client
         self.operator = False
         """Whether a person uses the client, so that the broker logs the changes that it requests."""
+        self.waits_for_fsync = False
+        """Whether replies mostly come after an fsync, so that a driver that busy-polls does so for longer."""
         self.first_connect_timeout = first_connect_timeout
         self.now = clock
         """Returns the time in seconds, by the connection's clock. All deadlines are times of this clock."""

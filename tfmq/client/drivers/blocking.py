@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
-from tfmq.busy_poll import BusyPoll
+from tfmq.busy_poll import FSYNC_SECONDS, SECONDS, BusyPoll
 from tfmq.client.drivers.driver import Driver, Timer, check_not_in_callback, is_done, running_callbacks
 from tfmq.client.drivers.socket import resolve_address
 from tfmq.client.operation import CallUserCode, Event, Future, Operation, run_inline
@@ -378,9 +378,10 @@ class BlockingDriver(Driver):
             if self._waiters:
                 self._wake_done()
             seconds = 0.0 if done() else max(0.0, min(until - self.clock(), POLL_SECONDS_MAX))
+            busy_seconds = FSYNC_SECONDS if self.link.waits_for_fsync else SECONDS
             self.lock.release()
             try:
-                for descriptor, event in self._busy_poll.poll(poll.poll, -(-seconds * 1000 // 1)):
+                for descriptor, event in self._busy_poll.poll(poll.poll, -(-seconds * 1000 // 1), seconds=busy_seconds):
                     if descriptor != polled[0]:
                         self._wake_pipe.drain()
                     else:

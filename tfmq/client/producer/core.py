@@ -21,7 +21,7 @@ from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TimedOut
 from tfmq.hooks import check_hooks
 from tfmq.limits import NAME_RULE, is_valid_name
 from tfmq.message import Message, payload_bytes
-from tfmq.protocol.commands import ACKS
+from tfmq.protocol.commands import ACKS, ACKS_SYNCED
 
 LINGER_MS = 5.0
 """Default linger time: how long an open batch waits for further messages if no caller waits for the batch."""
@@ -80,6 +80,7 @@ class ProducerCore:
         self.link, self.driver, self.wall_clock = make_client_parts(
             arguments["servers"], driver_type, client_id=arguments["client_id"]
         )
+        self.link.waits_for_fsync = self.options.acks in (None, ACKS_SYNCED)
         self.owner = owner_type(self)
         self._create_accumulator()
         self.transactions = ProducerTransactions(self)
