@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Generator
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -64,6 +65,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     return f"scale {SCALE:g} of the full counts (TFMQ_TEST_SCALE), seed {SEED} (TFMQ_TEST_SEED)"
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An authority for the tests of TLS, a `tests.certificates.Authority`, which only these tests load."""
+    from tests.certificates import Authority
+
+    return Authority(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(autouse=True)

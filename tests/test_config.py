@@ -181,13 +181,7 @@ def test_variables_of_clients_tests_tools_and_of_kubernetes_are_no_settings() ->
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "what"),
-    [
-        ("server.tls_key", "key.pem", "TLS"),
-        ("server.users", "users.toml", "users"),
-        ("http.listen", "127.0.0.1:8368", "HTTP"),
-        ("server.tls_certificate", "certificate.pem", "TLS"),
-    ],
+    ("key", "value", "what"), [("server.users", "users.toml", "users"), ("http.listen", "127.0.0.1:8368", "HTTP")]
 )
 def test_what_does_not_exist_yet_cannot_be_switched_on(key: str, value: str, what: str) -> None:
     with pytest.raises(ConfigError, match=f"belongs to .*{what}.*not have yet"):
@@ -211,6 +205,10 @@ def test_listening_outside_of_this_machine_must_be_wanted() -> None:
         with pytest.raises(ConfigError, match="outside of this machine"):
             load(flags={"server.listen": address})
         load(flags={"server.listen": address}, sets=["server.insecure=true"])
+        certificates = ["server.tls_certificate=c.pem", "server.tls_key=c.key"]
+        with pytest.raises(ConfigError, match="outside of this machine"):
+            load(flags={"server.listen": address}, sets=certificates)
+        load(flags={"server.listen": address}, sets=[*certificates, "server.tls_client_ca=ca.pem"])
     for address in ("127.0.0.1:0", "127.1.2.3:5", "[::1]:8367", "localhost:8367"):
         load(flags={"server.listen": address})
 
@@ -244,7 +242,7 @@ def test_check_config_shows_every_key_its_value_and_its_origin() -> None:
     for key in SETTINGS:
         assert key in table and key in rows
     marked = {line.split()[0] for line in table.splitlines() if line.endswith("default (not in this release)")}
-    assert marked == {"server.tls_certificate", "server.tls_key", "server.users", "http.listen"}
+    assert marked == {"server.users", "http.listen"}
     assert rows["flush.messages"] == (5, "--set flush.messages")
     assert rows['topic."o".flush.messages'][0] == 1
 

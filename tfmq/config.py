@@ -204,11 +204,15 @@ def check_topic_keys(keys: Iterable[str]) -> None:
 
 
 def _check_combinations(config: Config) -> None:
+    for name in ("tls_key", "tls_client_ca"):
+        if getattr(config.server, name) and not config.server.tls_certificate:
+            raise ConfigError(f"server.{name} needs server.tls_certificate, the server's own.", key=f"server.{name}")
     host, _ = split_address(config.server.listen)
-    if not is_loopback(host) and not config.server.insecure:
+    if not is_loopback(host) and not config.server.insecure and not config.server.tls_client_ca:
         raise ConfigError(
-            f"server.listen is {config.server.listen}, outside of this machine, where anyone could read and write:"
-            " this release has neither users nor TLS. Set server.insecure = true if the network is trusted.",
+            f"server.listen is {config.server.listen}, outside of this machine, where anyone could read and write."
+            " Let clients show certificates (server.tls_certificate, server.tls_key, server.tls_client_ca), or set"
+            " server.insecure = true if the network is trusted.",
             key="server.listen",
             listen=config.server.listen,
         )

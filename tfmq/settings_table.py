@@ -164,7 +164,7 @@ class Server:
         "synced", Choice("synced", "written", "none"), "What a send waits for if the client does not choose."
     )
     insecure: bool = setting(
-        False, Boolean(), "Allow listening on other interfaces than loopback although there are no users and no TLS."
+        False, Boolean(), "Allow listening on other interfaces than loopback although clients need no certificate."
     )
     idle_exit_seconds: float = setting(
         0, Duration(0, YEARS), "Stop when no client was connected for this time; 0: never. For `file:PATH`."
@@ -175,9 +175,18 @@ class Server:
         "", ZooKeeperAddress(), "Register this broker and its topics there; needs kazoo (tfmq[zookeeper])."
     )
     tls_certificate: str = setting(
-        "", Text("the path of a PEM file", empty=True), "The server's certificate.", later="TLS"
+        "",
+        Text("the path of a PEM file", empty=True),
+        "The server's certificate, followed by those between it and its authority. Then all clients must use TLS.",
     )
-    tls_key: str = setting("", Text("the path of a PEM file", empty=True), "The certificate's key.", later="TLS")
+    tls_key: str = setting(
+        "", Text("the path of a PEM file", empty=True), "The certificate's private key, unless it is in the same file."
+    )
+    tls_client_ca: str = setting(
+        "",
+        Text("the path of a PEM file", empty=True),
+        "Authorities of which each client must show a certificate; without them, clients need none.",
+    )
     users: str = setting("", Text("the path of a file", empty=True), "Who may connect.", later="users")
 
 
@@ -363,6 +372,9 @@ RELOADED: frozenset[str] = frozenset(
         "server.acks",
         "server.log_level",
         "server.log_json",
+        "server.tls_certificate",
+        "server.tls_key",
+        "server.tls_client_ca",
         "topics.auto_create",
         *TOPIC_KEYS,
         *(f"limits.{name}" for name in RELOADED_LIMITS),

@@ -224,6 +224,12 @@ def main(
     except ConfigError as error:
         _exit_with(error.sentence + unknown_host_sentence(error.details.get("listen", "")), 2)
     if check_config:
+        from tfmq.server.server import tls_context
+
+        try:
+            tls_context(config)
+        except ConfigError as error:
+            _exit_with(error.sentence, 2)
         click.echo(configuration.describe(config))
         return
     sys.exit(run(config, partial(load, again=True)))
@@ -302,10 +308,13 @@ def reload(service: Server, load: Callable[[], Config]) -> None:
 
     try:
         config, changed, later = merge_reload(service.config, load())
+        service.reload(config)
     except ConfigError as error:
         logger.error("SIGHUP: the configuration stays as it was: %s", error.sentence)
         return
     parts = [", ".join(changed) if changed else "nothing that can change at run time has changed"]
+    if config.server.tls_certificate:
+        parts.append("the certificates were read again")
     if later:
         parts.append(f"needs a restart: {', '.join(later)}")
     is_info = logger.isEnabledFor(logging.INFO)
@@ -314,7 +323,6 @@ def reload(service: Server, load: Callable[[], Config]) -> None:
     set_up_logging(config.server.log_level, config.server.log_json)
     if not is_info:
         logger.info("SIGHUP: %s", "; ".join(parts))
-    service.reload(config)
 
 
 def _stop(reactor: Any, service: Server, data: str, why: str) -> None:

@@ -27,9 +27,13 @@ from tfmq.protocol.commands import ACKS, header_bounds
 from tfmq.server.connection_limits import ConnectionLimits, connections_max
 from tfmq.server.reactor import AsyncFsync, Turn, WorkerThreads
 from tfmq.server.session import RejectedConnection, Session, SessionContext
-from tfmq.server.transport import Listener, address_text
+from tfmq.server.tls_connection import TlsConnection
+from tfmq.server.transport import Connection, FrameProtocol, Listener, address_text
+from tfmq.tls import READ_BYTES, TlsSocket, server_context
 
 if TYPE_CHECKING:
+    import ssl
+
     from tfmq.zookeeper.registration import Registration
 
 
@@ -347,10 +351,13 @@ class Server:
             lambda: self._workers.finished_count,
             self._trim,
         )
+        self._tls_context: ssl.SSLContext | None = None
+        self._tls_scratch = bytearray(READ_BYTES)
         self.address = config.server.listen
 
     def start(self) -> None:
         """Open the broker and accept connections. If that fails, close everything again and raise the error."""
+        self._tls_context = tls_context(self.config)
         host, port = split_address(self.config.server.listen)
         bound = bind_socket(host, port)
         try:
@@ -393,7 +400,12 @@ class Server:
         self._turn.request_end()
 
     def reload(self, config: Config) -> None:
-        """Apply another configuration. Open sessions keep the limits and acks that their HELLO reply contained."""
+        """Apply another configuration, and read the certificates again.
+
+        Open sessions keep the limits and acks that their HELLO reply contained, and their TLS. Raises `ConfigError`,
+        and changes nothing, if the certificates cannot be used.
+        """
+        self._tls_context = tls_context(config)
         self.config = config
         self.__dict__.pop("_session_context", None)
         self._broker.reload(config)
@@ -417,7 +429,7 @@ class Server:
         factory = Factory()
         factory.noisy = False
         factory.buildProtocol = lambda address: self.new_session()
-        listener = Listener(bound, factory, self._reactor, self._connection_limits)
+        listener = Listener(bound, factory, self._reactor, self._connection_limits, self._accept)
         try:
             listener.startListening()
         except OSError as error:
@@ -425,6 +437,22 @@ class Server:
             bound.close()
             raise listen_error(error, host, port) from None
         self._listener = listener
+
+    def _accept(
+        self,
+        sock: socket.socket,
+        protocol: FrameProtocol,
+        client: tuple[Any, ...],
+        server: Any,
+        number: int,
+        reactor: Any,
+        limits: ConnectionLimits,
+    ) -> Connection:
+        """Return the connection of a client, with the certificates that were read last."""
+        if self._tls_context is None:
+            return Connection(sock, protocol, client, server, number, reactor, limits)
+        tls = TlsSocket(sock, self._tls_context, scratch=self._tls_scratch)
+        return TlsConnection(tls, protocol, client, server, number, reactor, limits)
 
     def _set_timer(self) -> None:
         self._timer.set_due(self._broker.timers.next_due())
@@ -543,6 +571,14 @@ class Server:
         done()
 
 
+def tls_context(config: Config) -> ssl.SSLContext | None:
+    """Return the TLS context of the configuration; None without TLS. Raises `ConfigError` for an unusable file."""
+    server = config.server
+    if not server.tls_certificate:
+        return None
+    return server_context(server.tls_certificate, server.tls_key, server.tls_client_ca)
+
+
 def resident_bytes() -> int:
     """Return the resident memory of the process, shared pages included."""
     with open("/proc/self/statm") as status:
@@ -632,6 +668,8 @@ def describe_response(response: bytes) -> str:
         return f"{speaker} answers there"
     with suppress(BadFrame):
         frame, _ = frames.frame_at(memoryview(response), 0)
+        if frame is not None and frame.header and frame.header[0] < 0:
+            return "another tfmq server answers there, and refuses a connection without TLS, or this version"
         if frame is not None:
             server = frame.header[3] if len(frame.header) > 3 else "of another version"
             return f"another tfmq server ({server}) answers there"

@@ -192,15 +192,15 @@ class Session:
         else:
             reply.ok(status)
 
-    def frame_refused(self, error: BadFrame, start: bytes) -> None:
-        """Reply to bytes that are no frame, in HTTP if they are an HTTP request, and close the connection."""
+    def frame_refused(self, error: TfmqError, start: bytes) -> None:
+        """Reply to bytes that are not accepted, in HTTP if they are an HTTP request, and close the connection."""
         logger.info("connection of %s refused: %s", self._peer, error)
         response = frames.http_response(start, self._context.address)
         if response is not None:
             self.send([response])
-            self._close()
         else:
             self.send_error(0, error)
+        self._close()
 
     # Methods that the broker calls
 
@@ -317,7 +317,7 @@ class RejectedConnection:
     def frame_received(self, frame: memoryview, buffer: Buffer) -> None:
         """Ignore requests."""
 
-    def frame_refused(self, error: BadFrame, start: bytes) -> None:
+    def frame_refused(self, error: TfmqError, start: bytes) -> None:
         """Ignore bytes that are no frame."""
 
 

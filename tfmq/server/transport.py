@@ -8,7 +8,7 @@ import functools
 import logging
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
@@ -16,7 +16,7 @@ from twisted.internet import main, tcp
 from twisted.python.failure import Failure
 
 from journal.buffers import Buffer
-from tfmq.errors import BadFrame
+from tfmq.errors import BadFrame, TfmqError
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_REQUEST
 from tfmq.protocol.frames import SIZE, UNSIGNED, check_size
@@ -92,8 +92,9 @@ class FrameProtocol(Protocol):
     def frame_received(self, frame: memoryview, buffer: Buffer) -> None:
         """Handle a whole frame, with its size word. It is a view of `buffer`; retain that to use it after this call."""
 
-    def frame_refused(self, error: BadFrame, start: bytes) -> None:
-        """Handle received bytes that are no frame, and close the connection. `start` has the first of the bytes."""
+    def frame_refused(self, error: TfmqError, start: bytes) -> None:
+        """Send `error` and close the connection, because the received bytes, of which `start` has the first, are no
+        frame, or were sent without TLS where it is needed."""
 
 
 class Connection(tcp.Server):  # type: ignore[misc]
@@ -456,13 +457,23 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
 
 class Listener(tcp.Port):  # type: ignore[misc]
-    """Listens on a socket that is bound already, and creates a `Connection` for each client."""
+    """Listens on a socket that is bound already.
 
-    def __init__(self, bound: socket.socket, factory: Any, reactor: Any, limits: ConnectionLimits) -> None:
+    `accept`, with the arguments of `Connection`, creates the connection of each client.
+    """
+
+    def __init__(
+        self,
+        bound: socket.socket,
+        factory: Any,
+        reactor: Any,
+        limits: ConnectionLimits,
+        accept: Callable[..., Connection] = Connection,
+    ) -> None:
         host, port = bound.getsockname()[:2]
         super().__init__(port, factory, BACKLOG, host, reactor)
         self._preexistingSocket = bound
-        self.transport = functools.partial(Connection, limits=limits)
+        self.transport = functools.partial(accept, limits=limits)
 
     def startListening(self) -> None:
         assert self._preexistingSocket is not None

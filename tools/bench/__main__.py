@@ -31,6 +31,7 @@ ROWS = {
     "footprint": "tools.bench.footprint",
     "groups": "tools.bench.groups",
     "idle": "tools.bench.idle",
+    "tls": "tools.bench.tls",
     "restart": "tools.bench.restart",
     "scale": "tools.bench.scale",
     "transactions": "tools.bench.transactions",

@@ -16,6 +16,7 @@ from tfmq.client.connection.addresses import (
     LOG_NAME,
     BrokerAddress,
     LocalBrokerAddress,
+    TlsFiles,
     data_folder_of,
     parse_servers,
 )
@@ -286,12 +287,41 @@ def test_what_is_not(written: str | list[str], sentence: str) -> None:
 
 
 def test_what_a_later_release_has() -> None:
-    with pytest.raises(NotSupported, match="TLS"):
-        parse_servers("tfmqs://broker")
     for written in ("tfmq://me:secret@broker", "tfmqs://me:secret@broker", "kafka://me:secret@broker", "me:secret@:::"):
         with pytest.raises(NotSupported, match="user and password") as caught:
             parse_servers(written)
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("tfmqs://broker", [("broker", 8367, TlsFiles())]),
+        ("tfmqs://a:1,b?ca=/x.pem", [("a", 1, TlsFiles("/x.pem")), ("b", 8367, TlsFiles("/x.pem"))]),
+        ("tfmqs://[::1]:2/?certificate=c%20d&key=k", [("::1", 2, TlsFiles("", "c d", "k"))]),
+        ("tfmqs://a?ca=~/x.pem", [("a", 8367, TlsFiles(os.path.expanduser("~/x.pem")))]),
+        ("a,tfmqs://b,tfmq://c?ca=x", [("a", 8367, None), ("b", 8367, TlsFiles("x")), ("c", 8367, None)]),
+        (["tfmqs://a?ca=x", "b"], [("a", 8367, TlsFiles("x")), ("b", 8367, TlsFiles("x"))]),
+        (["tfmqs://a", "tfmq://b", "c"], [("a", 8367, TlsFiles()), ("b", 8367, None), ("c", 8367, None)]),
+    ],
+)
+def test_addresses_with_tls(written: str | list[str], meant: list[tuple[str, int, TlsFiles | None]]) -> None:
+    assert parse_servers(written) == tuple(BrokerAddress(*each) for each in meant)
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("broker?ca=x", "names files for TLS: write tfmqs://"),
+        ("tfmqs://broker?cafile=x", "follow ca=FILE, certificate=FILE and key=FILE"),
+        ("tfmqs://broker?ca=", "follow ca=FILE"),
+        ("tfmqs://broker?ca=x&ca=y", "follow ca=FILE"),
+        ("tfmqs://broker?key=x", "a key needs a certificate"),
+    ],
+)
+def test_files_for_tls_that_are_not_understood(written: str, sentence: str) -> None:
+    with pytest.raises(BadRequest, match=sentence):
+        parse_servers(written)
 
 
 def test_none_means_the_environment_then_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,6 +333,7 @@ def test_none_means_the_environment_then_this_machine(monkeypatch: pytest.Monkey
 
 def test_addresses_print_as_they_are_written() -> None:
     assert [str(each) for each in parse_servers("a:1,[::1]:2")] == ["a:1", "[::1]:2"]
+    assert [str(each) for each in parse_servers("tfmqs://a:1,[::1]:2?ca=x")] == ["tfmqs://a:1", "tfmqs://[::1]:2"]
 
 
 @pytest.mark.parametrize(

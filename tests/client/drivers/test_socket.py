@@ -101,7 +101,7 @@ def test_the_older_address_family_comes_first(monkeypatch: pytest.MonkeyPatch) -
     six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0))
     for found, chosen in (([six, four], four), ([six], six)):
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
-        assert resolve_address(BrokerAddress("localhost", 1)) == (chosen[0], chosen[4])
+        assert resolve_address(BrokerAddress("localhost", 1)) == (chosen[0], chosen[4], None)
 
 
 # From the address that a user wrote to the one that a socket takes.
@@ -109,7 +109,7 @@ def test_the_older_address_family_comes_first(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_address_of_numbers_is_what_it_is() -> None:
     found = resolve_address(BrokerAddress("127.0.0.1", 8367))
-    assert found == (socket.AF_INET, ("127.0.0.1", 8367))
+    assert found == (socket.AF_INET, ("127.0.0.1", 8367), None)
 
 
 def test_a_name_that_is_none_is_reported_and_not_raised() -> None:

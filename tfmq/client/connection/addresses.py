@@ -25,18 +25,34 @@ from tfmq.errors import NOT_DONE, BadRequest, ConfigError, ConnectionFailed, Not
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8367  # T-F-M-Q on a telephone keypad
 SERVERS_VARIABLE = "TFMQ_SERVERS"
+PLAIN_SCHEME: Final = "tfmq"
+TLS_SCHEME: Final = "tfmqs"
 FILE_SCHEME = "file:"
 """Prefix of an address that is a data folder path instead of host and port."""
 
 
+class TlsFiles(NamedTuple):
+    """Paths of PEM files for the TLS of a client; "" for none.
+
+    `ca` has the certificates of the authorities that the client trusts, by default those that the system trusts.
+    `certificate` and `key` are its own certificate and private key; without `key`, both are in `certificate`.
+    """
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+
 class BrokerAddress(NamedTuple):
-    """The network address of one broker."""
+    """The network address of one broker. `tls`: the files for a connection with TLS; None: without TLS."""
 
     host: str
     port: int
+    tls: TlsFiles | None = None
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'' if self.tls is None else 'tfmqs://'}{host}:{self.port}"
 
 
 def data_folder_of(servers: str | Sequence[str] | None) -> str | None:
@@ -60,35 +76,68 @@ def data_folder_of(servers: str | Sequence[str] | None) -> str | None:
 
 
 def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[BrokerAddress, ...]:
-    """Parse `host:port`, a comma-separated list, `tfmq://host:port`, or a sequence of these.
+    """Parse `host:port`, a comma-separated list, `tfmq://host:port`, `tfmqs://host:port` (TLS), or a sequence of these.
 
+    In a list or sequence, a scheme holds until the next one. After `tfmqs://` addresses may follow `?ca=FILE`,
+    `certificate=FILE` and `key=FILE`, joined by `&`; they hold for that text, and until the next ones of a sequence.
     If `servers` is None, $TFMQ_SERVERS is parsed, or 127.0.0.1:8367 if it is not set. The default port is 8367. Raises
-    `BadRequest` for an invalid address, and `NotSupported` for `tfmqs://` and for a user name in the address.
+    `BadRequest` for an invalid address, and `NotSupported` for a user name in the address.
     """
     if servers is None:
         servers = os.environ.get(SERVERS_VARIABLE) or f"{DEFAULT_HOST}:{DEFAULT_PORT}"
     texts = [servers] if isinstance(servers, str) else servers
     if not isinstance(texts, Sequence) or not all(isinstance(each, str) for each in texts):
         raise BadRequest(f"Servers are text, host:port, or a list of such texts, not {servers!r}.")
-    parts = [part for each in texts for part in each.split(",")]
-    found = [parse_server(part.strip()) for part in parts if part.strip()]
+    found: list[BrokerAddress] = []
+    scheme, files = PLAIN_SCHEME, TlsFiles()
+    for each in texts:
+        scheme, files = _parse_list(each, scheme, files, found)
     if not found:
         raise BadRequest(f"The list of servers is empty; write host:port, or leave it out for ${SERVERS_VARIABLE}.")
     return tuple(dict.fromkeys(found))
 
 
-def parse_server(text: str) -> BrokerAddress:
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        scheme, rest = "tfmq", text
-    if "@" in text:  # Checked first, because the text of a later error would show the password.
-        raise NotSupported("An address with a user and password needs a later release; write host:port.")
-    if scheme == "tfmqs":
-        raise NotSupported(f"{text!r} asks for TLS, which this release does not have; write tfmq://.")
-    if scheme != "tfmq":
-        raise BadRequest(f"{text!r} is not a broker's address: {scheme}:// is another protocol, tfmq:// is ours.")
-    host, port = _split_host_port(rest.rstrip("/"), text)
-    return BrokerAddress(host or DEFAULT_HOST, port)
+def _parse_list(text: str, scheme: str, files: TlsFiles, found: list[BrokerAddress]) -> tuple[str, TlsFiles]:
+    """Append the addresses of one text to `found`. Return the scheme and files for the next text of a sequence."""
+    addresses, question, query = text.partition("?")
+    uses_tls = False
+    if question:
+        files = _parse_files(query)
+    for part in filter(None, map(str.strip, addresses.split(","))):
+        given, separator, rest = part.partition("://")
+        if "@" in part:  # Checked first, because the text of a later error would show the password.
+            raise NotSupported("An address with a user and password needs a later release; write host:port.")
+        if separator:
+            scheme = given
+        else:
+            rest = part
+        if scheme not in (PLAIN_SCHEME, TLS_SCHEME):
+            raise BadRequest(
+                f"{part!r} is not a broker's address: {scheme}:// is another protocol, tfmq:// and tfmqs:// are ours."
+            )
+        host, port = _split_host_port(rest.rstrip("/"), part)
+        uses_tls = uses_tls or scheme == TLS_SCHEME
+        found.append(BrokerAddress(host or DEFAULT_HOST, port, files if scheme == TLS_SCHEME else None))
+    if question and not uses_tls:
+        raise BadRequest(f"{text!r} names files for TLS: write tfmqs:// before the address.")
+    return scheme, files
+
+
+def _parse_files(query: str) -> TlsFiles:
+    """Parse `ca=FILE&certificate=FILE&key=FILE`, percent-encoded as in a URL; `~` is the home folder."""
+    from urllib.parse import unquote
+
+    found: dict[str, str] = {}
+    for pair in query.split("&"):
+        name, _, path = pair.partition("=")
+        if name not in TlsFiles._fields or not path or name in found:
+            raise BadRequest(
+                f"?{query}: after a broker's address follow ca=FILE, certificate=FILE and key=FILE, joined by &."
+            )
+        found[name] = os.path.expanduser(unquote(path))
+    if "key" in found and "certificate" not in found:
+        raise BadRequest(f"?{query}: a key needs a certificate, certificate=FILE.")
+    return TlsFiles(**found)
 
 
 def _split_host_port(rest: str, text: str) -> tuple[str, int]:

@@ -372,7 +372,7 @@ class ClientConnection:
             self._trying_since = None
             for pending in list(self._pending.values()):
                 outcome = UNKNOWN if pending.sent else NOT_DONE
-                failure = type(failed)(failed.sentence, outcome=outcome)
+                failure = type(failed)(failed.sentence, outcome=outcome, retriable=failed.retriable)
                 failure.__cause__ = failed.__cause__
                 self._fail(pending, failure)
             return

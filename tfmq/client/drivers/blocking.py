@@ -362,7 +362,7 @@ class BlockingDriver(Driver):
         if self._reading:
             channel.connection_failed(ConnectionResetError("a signal arrived while a reply was read"))
         source = channel.socket
-        to_write = channel.connecting or self.link.output
+        to_write = channel.connecting or (self.link.output and not channel.handshaking)
         polled = (-1 if source is None else source.fileno(), READ_WRITE if to_write else select.POLLIN)
         if polled != self._polled or nested:
             self._poller, self._polled = select.poll(), polled

@@ -6,11 +6,16 @@ import errno
 import socket
 from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfmq.client.connection.addresses import BrokerAddress, LocalBrokerAddress
 from tfmq.client.connection.connection import ClientConnection
-from tfmq.errors import TfmqError
+from tfmq.errors import NOT_DONE, ConfigError, ConnectionFailed, TfmqError
+
+if TYPE_CHECKING:
+    import ssl
+
+    from tfmq.client.connection.tls import ClientTlsSocket
 
 RECEIVE_BYTES_MIN = 16 << 10
 RECEIVE_BYTES_MAX = 1 << 20
@@ -23,8 +28,8 @@ OUTPUT_BUFFERS = 64
 
 _AGAIN = (BlockingIOError, InterruptedError)
 
-SocketAddress = tuple[int, Any]
-"""An address family, and an address in the form that `connect` takes."""
+SocketAddress = tuple[int, Any, "ssl.SSLContext | None"]
+"""An address family, an address in the form that `connect` takes, and the context of a connection with TLS."""
 
 
 class SocketChannel:
@@ -32,8 +37,12 @@ class SocketChannel:
 
     def __init__(self, link: ClientConnection) -> None:
         self.link = link
-        self.socket: socket.socket | None = None
+        self.socket: socket.socket | ClientTlsSocket | None = None
         self.connecting = False
+        self.handshaking = False
+        """Whether the TLS handshake is in progress. Until it is complete, nothing can be written."""
+        self._tls_context: ssl.SSLContext | None = None
+        self._tls: ClientTlsSocket | None = None
         self.before_close: Callable[[], None] | None = None
         """Called before the socket is closed. An event loop driver stops watching the descriptor here."""
         self._receive_bytes = RECEIVE_BYTES_MIN
@@ -43,11 +52,11 @@ class SocketChannel:
 
     @property
     def wants_write(self) -> bool:
-        return self.connecting or bool(self.link.output)
+        return self.connecting or (bool(self.link.output) and not self.handshaking)
 
     def start_connecting(self, address: SocketAddress) -> None:
         """Start to connect. When the socket becomes writable, `on_writable` completes the attempt."""
-        family, socket_address = address
+        family, socket_address, self._tls_context = address
         try:
             made = self.socket = socket.socket(family, socket.SOCK_STREAM)
             made.setblocking(False)
@@ -81,6 +90,9 @@ class SocketChannel:
         return data
 
     def process_received(self, data: bytes | OSError | None) -> None:
+        if self.handshaking and self._tls is not None and self._tls.is_established:
+            self.handshaking = False
+            self.flush()
         if data is None:
             return
         if isinstance(data, OSError):
@@ -106,13 +118,32 @@ class SocketChannel:
                 self.connection_failed(OSError(code, errno.errorcode.get(code, str(code))))
                 return
             self.connecting = False
+            if self._tls_context is not None:
+                assert isinstance(self.socket, socket.socket)
+                if not self._start_tls(self.socket, self._tls_context):
+                    return
             self.link.connected()
         self.flush()
+
+    def _start_tls(self, raw: socket.socket, context: ssl.SSLContext) -> bool:
+        """Begin the TLS handshake. Return whether that was possible."""
+        from tfmq.client.connection.tls import ClientTlsSocket  # Clients without TLS do not load `ssl`.
+
+        server = self.link.server
+        assert isinstance(server, BrokerAddress)
+        try:
+            self.socket = self._tls = tls = ClientTlsSocket(raw, context, server)
+            self.handshaking = True
+            tls.start()
+        except (OSError, ValueError) as error:  # ValueError: the host cannot be a name in a certificate.
+            self.connection_failed(error)
+            return False
+        return True
 
     def flush(self) -> None:
         """Write as much as the socket accepts without blocking."""
         link = self.link
-        if self.socket is None or self.connecting:
+        if self.socket is None or self.connecting or self.handshaking:
             return
         try:
             while link.output:
@@ -137,7 +168,8 @@ class SocketChannel:
         self.link.disconnected(error)
 
     def close(self) -> None:
-        self.connecting = False
+        self.connecting = self.handshaking = False
+        self._tls = None
         if self.socket is not None:
             if self.before_close is not None:
                 self.before_close()
@@ -151,10 +183,18 @@ def resolve_address(server: BrokerAddress | LocalBrokerAddress) -> SocketAddress
         broker = server.resolve() if isinstance(server, LocalBrokerAddress) else server
     except TfmqError as error:
         return error
+    context = None
+    if broker.tls is not None:
+        from tfmq.tls import client_context
+
+        try:
+            context = client_context(*broker.tls)
+        except ConfigError as error:
+            return ConnectionFailed(f"{broker}: {error.sentence}", outcome=NOT_DONE, retriable=False)
     try:
         found = socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM)
     except OSError as error:
         return OSError(f"the name {broker.host} cannot be looked up ({error.strerror})")
     # IPv4 comes first: a broker listens on 127.0.0.1 by default.
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-    return family, address
+    return family, address, context
