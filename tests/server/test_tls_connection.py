@@ -92,6 +92,15 @@ def received(raw: socket.socket) -> bytes:
     return bytes(data)
 
 
+def send_one_record(client: TlsSocket, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Send many frames in one record, and return their contents. Each read has room for a quarter of it, and the system
+    has nothing more after the first one."""
+    monkeypatch.setattr("tfmq.server.transport.CROWDED_FACTOR", -1)
+    contents = [bytes([97 + number % 26]) * 100 for number in range(150)]
+    client.sendmsg([b"".join(map(frame, contents))])
+    return contents
+
+
 def test_frames_behind_a_full_buffer_are_handled_without_more_bytes(
     net: TlsNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,10 +108,7 @@ def test_frames_behind_a_full_buffer_are_handled_without_more_bytes(
     connection, raw = net.accept(sink)
     client = net.client(raw)
     net.shake_hands(connection, client)
-    # So that each read has room for a quarter of the record, and the system has nothing more after the first one.
-    monkeypatch.setattr("tfmq.server.transport.CROWDED_FACTOR", -1)
-    contents = [bytes([97 + number % 26]) * 100 for number in range(150)]
-    client.sendmsg([b"".join(map(frame, contents))])
+    contents = send_one_record(client, monkeypatch)
     net.turn_of(connection)
     assert sink.frames == contents
     connection.abortConnection()
@@ -120,10 +126,7 @@ def test_a_paused_connection_goes_on_with_what_it_has_decrypted(net: TlsNet, mon
     connection, raw = net.accept(sink)
     client = net.client(raw)
     net.shake_hands(connection, client)
-    # So that each read has room for a quarter of the record, and the system has nothing more after the first one.
-    monkeypatch.setattr("tfmq.server.transport.CROWDED_FACTOR", -1)
-    contents = [bytes([97 + number % 26]) * 100 for number in range(150)]
-    client.sendmsg([b"".join(map(frame, contents))])
+    contents = send_one_record(client, monkeypatch)
     for _ in range(10):
         net.turn_of(connection)
         connection.resume("test")
