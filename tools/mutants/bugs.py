@@ -36,6 +36,7 @@ from tools.mutants.bugs_keeping import KEEPING
 from tools.mutants.bugs_letters import LETTERS
 from tools.mutants.bugs_offsets import OFFSETS
 from tools.mutants.bugs_operating import OPERATING
+from tools.mutants.bugs_packages import PACKAGES
 from tools.mutants.bugs_programs import PROGRAMS
 from tools.mutants.bugs_refusals import REFUSALS
 from tools.mutants.bugs_removed_files import REMOVED_FILES
@@ -118,5 +119,6 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + TWO_PHASES
     + TESTING
     + TLS
+    + PACKAGES
     + FAULT_RUNS
 )
