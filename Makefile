@@ -8,7 +8,7 @@ STAMP := .venv/.complete
 # Where bytecode is not written, each server and client that a test starts compiles the whole product again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system demo check format test test-long bench docs clean
+.PHONY: help setup system demo check format test test-long bench docs packages clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -54,6 +54,9 @@ bench: setup ## the benchmarks of docs/performance.md, without peers
 
 docs: setup ## write the generated reference pages again
 	$(BIN)/python tools/generate_docs.py
+
+packages: setup ## wheel and source archive in build/packages
+	$(BIN)/python -m build --no-isolation --outdir build/packages .
 
 clean: ## remove what the targets above made
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
