@@ -401,6 +401,8 @@ def test_what_is_in_doubt_is_listed_described_and_counted(broker: Broker) -> Non
     described = broker.ask(commands.DescribeTransaction("second", 0)).description
     assert described["state"] == "prepared" and "orders" in described["topics"]
     assert broker.ask(commands.DescribeTransaction("nobody", 0)).description["state"] == "unknown"
+    assert broker.ask(commands.DescribeTransaction("", 0, 1 << 40)).description["state"] == "unknown"
+    assert "needs an xid" in str(broker.ask(commands.DescribeTransaction("")).failure)
     status = broker.engine.broker.status()["transactions"]
     assert (status["prepared"], status["journal"]) == (3, "open")
     assert broker.engine.broker.transaction_commands.coordinator.status() == status

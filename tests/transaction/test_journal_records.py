@@ -30,6 +30,7 @@ ALL: dict[str, journal_records.Operation] = {
         18, 1_700_000_000_500, MEMBER, TOPICS, (), 1, 1_700_086_400_000
     ),
     "commit": journal_records.CommitRecord(17, 1_700_000_000_600),
+    "commit with an xid": journal_records.CommitRecord(17, 1_700_000_000_600, "order-42"),
     "rollback": journal_records.RollbackRecord(17, 1_700_000_000_600),
     "local commit": journal_records.LocalCommitRecord(
         19, 1_700_000_000_700, Origin("", True, 4001, 1, 1_700_000_000_690), TOPICS[:1], (), 10
@@ -81,7 +82,7 @@ def test_the_kinds_are_those_of_the_journal() -> None:
     assert {journal_records.KINDS[type(each)] for each in ALL.values()} == set(entry.OPERATION_NAMES)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if name != "commit"])  # the next field of that one is the xid
 def test_fields_that_a_later_version_adds_are_left_out(name: str) -> None:
     kind, epoch, payload = journal_records.pack(ALL[name])
     fields = [*msgpack.unpackb(payload, use_list=False), "new", {"more": 1}]

@@ -6,10 +6,11 @@ from typing import Any, Final
 
 from journal.errors import JournalError
 from journal.record.batch import Batch
+from tfmq.broker.admission import BoundedExecutor
 from tfmq.broker.apply_target import BrokerApplyTarget
 from tfmq.broker.delay_commands import DelayCommands
 from tfmq.broker.produce import ProduceHandler
-from tfmq.broker.reply import Body, Reply, Session, client_error
+from tfmq.broker.reply import Body, Reply, Session, client_error, of_read, reply_when_done
 from tfmq.broker.runtime import Runtime
 from tfmq.broker.topics import Topics
 from tfmq.errors import BadRequest, TfmqError
@@ -187,8 +188,22 @@ class TransactionCommands:
     def list_transactions(self, request: ListTransactions, reply: Reply) -> None:
         reply.ok(*self.coordinator.list(request.states, request.after, request.limit, request.group))
 
-    def describe(self, request: DescribeTransaction, reply: Reply) -> None:
-        reply.ok(self.coordinator.describe(request.xid, request.epoch))
+    def describe(self, executor: BoundedExecutor, request: DescribeTransaction, reply: Reply, session: Session) -> None:
+        """Reply with one transaction, by its name or by the LSN of its commit record. Raises BadRequest for neither.
+
+        The record of a transaction that is over is read from the journal, by a worker of `executor`.
+        """
+        if request.xid:
+            reply.ok(self.coordinator.describe(request.xid, request.epoch))
+            return
+        if not request.commit_lsn:
+            raise BadRequest("DESCRIBE_TRANSACTION needs an xid, or the LSN of a commit record.")
+        found = self.coordinator.describe_commit(request.commit_lsn)
+        if found is not None:
+            reply.ok(found)
+            return
+        done = reply_when_done(reply, lambda read: (read,), of_read)
+        executor.run(partial(self.coordinator.read_commit, request.commit_lsn), done, session)
 
     def await_checks(self, request: AwaitChecks, reply: Reply, session: Session) -> None:
         """Park the request (send no reply) until a prepared transaction of the producer group needs a check-back.

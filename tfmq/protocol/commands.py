@@ -910,10 +910,15 @@ class ListTransactionsReply(NamedTuple):
 
 
 class DescribeTransaction(NamedTuple):
-    """Describe a transaction that is unfinished, or has ended and is remembered. Epoch 0: the latest one of the xid."""
+    """Describe a transaction that is unfinished, or has ended and is remembered. Epoch 0: the latest one of the xid.
 
-    xid: Xid
+    With xid "" the transaction is the one whose commit record is at `commit_lsn` in the transaction journal. Block
+    trailers have this LSN. The journal deletes its records some time after the transactions are applied.
+    """
+
+    xid: Annotated[str, Text(limits.XID_BYTES)]
     epoch: Number = 0
+    commit_lsn: Number = 0
 
 
 class Transact(NamedTuple):

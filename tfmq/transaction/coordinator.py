@@ -63,6 +63,7 @@ class TransactionCoordinator(TransactionCommandHandler):
         self.list_groups = groups.list_groups
         queries = TransactionQueries(active)
         self.list, self.describe, self.status = queries.page, queries.describe, queries.status
+        self.describe_commit, self.read_commit = queries.describe_commit, queries.read_commit
         self._housekeeping_timer: Any = None
         self._recovery_done: Callable[[], None] | None = None
         self._stop_done: Callable[[], None] | None = None

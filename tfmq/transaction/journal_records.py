@@ -60,8 +60,15 @@ class _Step(NamedTuple):
     time_ms: int
 
 
-class CommitRecord(_Step):
-    """Commit decision of a prepared transaction."""
+class CommitRecord(NamedTuple):
+    """Commit decision of a prepared transaction.
+
+    `xid`: the transaction's name, by which it can be found when it is over; "" if an earlier release wrote the record.
+    """
+
+    epoch: int
+    time_ms: int
+    xid: str = ""
 
 
 class RollbackRecord(_Step):
@@ -207,7 +214,7 @@ def _unpack_epochs(found: Sequence[Any]) -> Sequence[int]:
 
 _TYPES: Final[dict[str, type]] = {
     **dict.fromkeys(("origin", "topics", "offsets", "members", "dropped"), tuple),
-    **dict.fromkeys(("group", "run"), str),
+    **dict.fromkeys(("group", "run", "xid"), str),
     "key": bytes,
 }
 """Field name -> type in a payload; all other fields are `int`."""
@@ -246,6 +253,8 @@ _pack: Final = msgpack.Packer(autoreset=True).pack
 def pack(operation: Operation) -> tuple[int, int, bytes]:
     """Encode an operation as (kind, epoch, payload); the epoch is 0 if the operation is not for one transaction."""
     kind = type(operation)
+    if kind is CommitRecord and not operation.xid:  # type: ignore[union-attr]
+        return KINDS[kind], operation[0], _pack(operation[1:2])  # type: ignore[return-value]
     if kind in _SINGLE_TRANSACTION_KINDS:
         return KINDS[kind], operation[0], _pack(operation[1:])  # type: ignore[return-value]
     return KINDS[kind], 0, _pack(operation)

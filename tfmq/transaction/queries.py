@@ -5,9 +5,10 @@ logs this alarm, and repeats it while it lasts.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
-from tfmq.transaction import states
+from tfmq.transaction import journal_records, states
 from tfmq.transaction.active_transactions import ActiveTransactions, TransactionRuntimeState, topic_names
 from tfmq.transaction.apply_progress import ApplyProgress
 from tfmq.transaction.model import Transaction
@@ -120,6 +121,45 @@ class TransactionQueries:
             return {"xid": xid, "epoch": epoch, "state": states.READ_ONLY}
         return {"xid": xid, "epoch": 0, "state": UNKNOWN}
 
+    def describe_commit(self, lsn: int) -> dict[str, Any] | None:
+        """Return the details of the transaction whose commit record is at `lsn`; None if the table no longer has it.
+
+        For a commit of several transactions, the result names only their commit group.
+        """
+        for transaction in islice(self._store.transactions_after(), SCANNED_MAX):
+            decision = transaction.decision
+            if decision is not None and decision.lsn == lsn:
+                details = self._details(transaction)
+                return (
+                    details
+                    if len(decision.transactions) == 1
+                    else {**_of_group(details), "decided_ms": decision.time_ms}
+                )
+        return None
+
+    def read_commit(self, lsn: int) -> dict[str, Any]:
+        """Return what the commit record at `lsn` says, for a transaction that the table no longer has. Any thread.
+
+        `state` is "unknown" if the journal no longer has the record: its files are deleted once all transactions in
+        them are applied. `xid` is "" if the record does not have it. Raises OSError, Closed.
+        """
+        found = self._store.read_operation(lsn)
+        known: dict[str, Any] = {"xid": "", "epoch": 0, "state": UNKNOWN}
+        match found:
+            case journal_records.LocalCommitRecord():
+                origin = found.origin
+                known |= {"xid": origin.xid, "epoch": found.epoch, "began_ms": origin.began_ms, "owner": origin.owner}
+                known |= {"group": origin.group, "local": origin.local, "messages": found.messages}
+            case journal_records.CommitRecord():
+                known |= {"xid": found.xid, "epoch": found.epoch}
+            case journal_records.HeuristicCommitRecord():
+                return known | {"epoch": found.epoch, "state": states.HEURISTIC_COMMITTED, "decided_ms": found.time_ms}
+            case journal_records.GroupCommitRecord():
+                known |= {"commit_group": found.group, "sequence": found.sequence, "run": found.run}
+            case _:
+                return known
+        return known | {"state": states.COMMITTED, "decided_ms": found.time_ms}
+
     def _details(self, transaction: Transaction) -> dict[str, Any]:
         count, client = self._active.check_back.query_history(transaction.epoch)
         member = transaction.origin.member
@@ -161,6 +201,12 @@ class TransactionQueries:
             "journal": self._store.stopped or "open",
             "journal_bytes": self._store.journal_bytes,
         }
+
+
+def _of_group(details: dict[str, Any]) -> dict[str, Any]:
+    """Return those details of a transaction that it has in common with all others of its commit group."""
+    common = {name: details[name] for name in ("state", "commit_group", "sequence", "run")}
+    return {"xid": "", "epoch": 0, **common}
 
 
 def _apply_progress(transaction: Transaction) -> ApplyProgress | None:

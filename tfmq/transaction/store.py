@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from journal.clock import Clock
 from journal.disk import Disk
-from journal.errors import Full, JournalError
+from journal.errors import Corrupt, Full, JournalError
 from journal.wal import entry
 from journal.wal.store import JournalOptions, JournalStore
 from tfmq.apply_target import DurableCallback, GroupPositions, RunInWorker
@@ -268,7 +268,7 @@ class TransactionStore:
             raise states.InvalidTransition(transaction.state, SEND)
         self._table.change_state(transaction, states.REQUEST_COMMIT)
         if transaction.prepared_ms:
-            record = journal_records.CommitRecord(transaction.epoch, self._decision_time())
+            record = journal_records.CommitRecord(transaction.epoch, self._decision_time(), transaction.xid)
             self._enqueue(record, written, transaction)
             return
         topics = transaction.topics
@@ -435,6 +435,17 @@ class TransactionStore:
         """
         given = self._table.local_outcomes.expired_epoch < epoch < self._table.epochs_end
         return given and xid.startswith(LOCAL_PREFIX) and self.find_outcome(xid, epoch) is None
+
+    def read_operation(self, lsn: int) -> journal_records.Operation | None:
+        """Return the operation whose journal entry is at `lsn`; None if the journal no longer has it, or it is damaged.
+
+        May be called in any thread. Raises OSError, Closed.
+        """
+        try:
+            content = self._journal.read(lsn).content
+            return journal_records.unpack(*content) if isinstance(content, entry.Operation) else None
+        except (Corrupt, ValueError):
+            return None
 
     # Applying a committed transaction
 
