@@ -29,6 +29,7 @@ COMMANDS = {
     "send": "tfmq.cli.send:send",
     "read": "tfmq.cli.read:read",
     "run": "tfmq.cli.worker:run",
+    "trace": "tfmq.cli.trace:trace",
     "topic": "tfmq.cli.topic:topic",
     "group": "tfmq.cli.group:group",
     "tx": "tfmq.cli.tx:tx",

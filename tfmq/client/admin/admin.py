@@ -44,6 +44,7 @@ from tfmq.client.admin.models import (
     topic_description,
     transaction_description,
 )
+from tfmq.client.admin.trace import SEARCH_MESSAGES, KeySearch, MessageTrace, MessageTracer, undelivered
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import MetadataCache, Topic, fetch_topics, get_topic, request, wait_for_reply
 from tfmq.client.operation import Operation
@@ -257,6 +258,48 @@ class AdminCore:
         found = yield from self._current_topic(topic)
         reply = yield from self._request(commands.Locate(topic, found.incarnation, partition, by, value))
         return LocatedPosition(*reply)
+
+    # One message
+
+    def trace(self, topic: str, partition: int, offset: int) -> Operation[MessageTrace]:
+        """Return the life of the message at `offset`: how it was sent, stored and delivered, and which groups read it.
+
+        Facts that the broker no longer has are named in `unknown` of the result. If retention or a purge has removed
+        the message, its `state` is "removed". Nothing is changed: no message becomes durable because of the read.
+
+        Raises `UnknownTopic`, `UnknownPartition`, `OffsetOutOfRange` for an offset from the end on, `NotARecord` for an
+        offset at which no message starts, and `Damaged` if the message cannot be read.
+        """
+        tracer = yield from self._tracer(topic)
+        return (yield from tracer.trace(partition, offset))
+
+    def trace_delayed(self, handle: str) -> Operation[MessageTrace]:
+        """Return what is known of a delayed message. Its `state` is "unknown" if the broker never had or forgot it.
+
+        If it was delivered, it is searched in its partition; if it cannot be found there, or if others were delivered
+        with it, `state` is "delivered", and `offset` is None. Raises `BadRequest` for a mistyped handle.
+        """
+        described = yield from self.describe_delayed(handle)
+        if described.state != "delivered" or not described.topic:
+            return undelivered(described)
+        tracer = yield from self._tracer(described.topic)
+        return (yield from tracer.delivered(described.partition, described))
+
+    def find_key(
+        self, topic: str, key: bytes | str, partition: int | None = None, *, messages: int = SEARCH_MESSAGES
+    ) -> Operation[KeySearch]:
+        """Find the newest message with `key`, among the newest `messages` of each partition (or of one `partition`).
+
+        All these messages are read, payloads too, from the newest on, up to the first that has the key. Raises
+        `UnknownTopic` and `UnknownPartition`.
+        """
+        if type(messages) is not int or messages < 1:
+            raise BadRequest(f"messages is a whole number from 1 on, not {messages!r}.")
+        tracer = yield from self._tracer(topic)
+        return (yield from tracer.find_key(key, partition, messages))
+
+    def _tracer(self, topic: str) -> Operation[MessageTracer]:
+        return MessageTracer(self._link, self._seconds, (yield from self._current_topic(topic)))
 
     # Groups
 
