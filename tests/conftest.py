@@ -38,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # What programs keep by themselves, dead letters, is not to lie among the user's.
     config.stash[STATE] = TemporaryDirectory(prefix="tfmq-tests-", ignore_cleanup_errors=True)
     os.environ["XDG_STATE_HOME"] = config.stash[STATE].name
+    # Servers of tests have no HTTP unless the test asks for it: there is one port for the whole machine.
+    os.environ["TFMQ_HTTP_LISTEN"] = ""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A run in the background of a shell: every program that a test starts would be deaf to Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -180,9 +180,7 @@ def test_variables_of_clients_tests_tools_and_of_kubernetes_are_no_settings() ->
     load(environment={"TFMQ_SERVER_PORT_8367_TCP": address, "TFMQ_SERVER_PORT_8367_TCP_ADDR": "10.0.0.1"})
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "what"), [("server.users", "users.toml", "users"), ("http.listen", "127.0.0.1:8368", "HTTP")]
-)
+@pytest.mark.parametrize(("key", "value", "what"), [("server.users", "users.toml", "users")])
 def test_what_does_not_exist_yet_cannot_be_switched_on(key: str, value: str, what: str) -> None:
     with pytest.raises(ConfigError, match=f"belongs to .*{what}.*not have yet"):
         load(sets=[f"{key}={value}"])
@@ -200,17 +198,19 @@ def test_a_time_that_holds_by_default_is_one_that_a_client_could_ask_for() -> No
         load(sets=[f"{key}={seconds}", f"{limit}={seconds}"])
 
 
-def test_listening_outside_of_this_machine_must_be_wanted() -> None:
+@pytest.mark.parametrize("key", ["server.listen", "http.listen"])
+def test_listening_outside_of_this_machine_must_be_wanted(key: str) -> None:
     for address in ("0.0.0.0:8367", "[::]:8367", "192.168.1.5:8367", "example.org:8367", ":8367"):
-        with pytest.raises(ConfigError, match="outside of this machine"):
-            load(flags={"server.listen": address})
-        load(flags={"server.listen": address}, sets=["server.insecure=true"])
+        with pytest.raises(ConfigError, match=f"{key} .*outside of this machine"):
+            load(flags={key: address})
+        load(flags={key: address}, sets=["server.insecure=true"])
         certificates = ["server.tls_certificate=c.pem", "server.tls_key=c.key"]
         with pytest.raises(ConfigError, match="outside of this machine"):
-            load(flags={"server.listen": address}, sets=certificates)
-        load(flags={"server.listen": address}, sets=[*certificates, "server.tls_client_ca=ca.pem"])
+            load(flags={key: address}, sets=certificates)
+        load(flags={key: address}, sets=[*certificates, "server.tls_client_ca=ca.pem"])
     for address in ("127.0.0.1:0", "127.1.2.3:5", "[::1]:8367", "localhost:8367"):
-        load(flags={"server.listen": address})
+        load(flags={key: address})
+    load(flags={"http.listen": ""})
 
 
 def test_addresses_come_apart() -> None:
@@ -242,7 +242,7 @@ def test_check_config_shows_every_key_its_value_and_its_origin() -> None:
     for key in SETTINGS:
         assert key in table and key in rows
     marked = {line.split()[0] for line in table.splitlines() if line.endswith("default (not in this release)")}
-    assert marked == {"server.users", "http.listen"}
+    assert marked == {"server.users"}
     assert rows["flush.messages"] == (5, "--set flush.messages")
     assert rows['topic."o".flush.messages'][0] == 1
 

@@ -207,15 +207,17 @@ def _check_combinations(config: Config) -> None:
     for name in ("tls_key", "tls_client_ca"):
         if getattr(config.server, name) and not config.server.tls_certificate:
             raise ConfigError(f"server.{name} needs server.tls_certificate, the server's own.", key=f"server.{name}")
-    host, _ = split_address(config.server.listen)
-    if not is_loopback(host) and not config.server.insecure and not config.server.tls_client_ca:
-        raise ConfigError(
-            f"server.listen is {config.server.listen}, outside of this machine, where anyone could read and write."
-            " Let clients show certificates (server.tls_certificate, server.tls_key, server.tls_client_ca), or set"
-            " server.insecure = true if the network is trusted.",
-            key="server.listen",
-            listen=config.server.listen,
-        )
+    for key in ("server.listen", "http.listen"):
+        listen = config.value(key)
+        open_to_all = not config.server.insecure and not config.server.tls_client_ca
+        if listen and not is_loopback(split_address(listen)[0]) and open_to_all:
+            raise ConfigError(
+                f"{key} is {listen}, outside of this machine, where anyone could read and write."
+                " Let clients show certificates (server.tls_certificate, server.tls_key, server.tls_client_ca), or set"
+                " server.insecure = true if the network is trusted.",
+                key=key,
+                listen=listen,
+            )
     largest, frame = config.limits["message_bytes"], config.limits["frame_bytes"]
     if frame < largest + BLOCK_BYTES + HEADER_BYTES:
         raise ConfigError(

@@ -44,7 +44,8 @@ def local_server(
     if not isinstance(path, str | os.PathLike):
         raise BadRequest(f"A broker's data are in a folder; {path!r} is no path.")
     command = [sys.executable, "-m", "tfmq.server.main", "--data", os.fspath(path), "--listen", listen]
-    for key, value in (settings or {}).items():
+    # Without HTTP unless asked for: several brokers of scripts and tests run on one machine, which has one such port.
+    for key, value in {"http.listen": "", **(settings or {})}.items():
         command += ["--set", f"{key}={value}"]
     child = _ServerProcess(command)
     try:

@@ -179,6 +179,15 @@ BATCH_RECORDS_DELAYED = Limit(
 DELAYED_PER_PAGE = Limit(1_000, "messages", "one page of a list fits in one header", sent=True)
 DELAYED_HISTOGRAM_EDGES = Limit(4_096, "edges", "each delayed message is compared with them", sent=True)
 
+# Limits of the HTTP server
+HTTP_CONNECTIONS = Limit(64, "connections", "browsers and monitoring; more are closed at once")
+HTTP_REQUEST_SECONDS = Limit(10, "seconds", "a connection that does not send a whole request is closed")
+HTTP_ANSWER_SECONDS = Limit(60, "seconds", "likewise one that does not receive the answer and send the next request")
+HTTP_HEADER_BYTES = Limit(16 * KIB, "bytes", "the first line and the headers of a request are in memory")
+HTTP_HEADERS = Limit(100, "headers", "likewise; browsers send about twenty")
+HTTP_BODY_BYTES = Limit(64 * KIB, "bytes", "likewise; a command has a few names and numbers")
+HTTP_QUERY_VALUES = Limit(64, "values", "of an address, after the question mark: likewise")
+
 # Limits of schedules
 CRON_BYTES = Limit(256, "bytes", "a cron expression, or the name of a time zone; longer ones are mistakes")
 SCHEDULES = Limit(1_000, "schedules", "each is in memory, and in every snapshot of the catalog", cap=10_000)

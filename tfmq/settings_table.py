@@ -119,6 +119,20 @@ class Address:
         return str(value)
 
 
+class OptionalAddress(Address):
+    """HOST:PORT, or empty."""
+
+    text = f"empty or {Address.text}"
+
+    def read(self, value: Any) -> str:
+        if value == "":
+            return ""
+        try:
+            return super().read(value)
+        except ValueError:
+            raise ValueError(self.text) from None
+
+
 class ZooKeeperAddress:
     """The address of a ZooKeeper; only the client library checks it completely."""
 
@@ -193,10 +207,15 @@ class Server:
 @dataclass(frozen=True)
 class Http:
     listen: str = setting(
+        "127.0.0.1:8368",
+        OptionalAddress(),
+        "The address for HTTP: health and metrics; empty: none. If the default is in use, the server has no HTTP.",
+    )
+    hosts: str = setting(
         "",
-        Text("HOST:PORT", empty=True),
-        "Address of the HTTP server for health, metrics and a status page.",
-        later="the HTTP page",
+        Text("names separated by commas", empty=True),
+        "Names by which browsers and monitoring reach the HTTP server, beside the host of http.listen, separated by"
+        " commas.",
     )
 
 

@@ -51,7 +51,7 @@ class Broker:
     def start(self) -> float:
         """Start it; returns the seconds until it printed that it is ready. Raises DemoFailed if it does not."""
         begun = time.monotonic()
-        where = ["--data", str(self.data), "--listen", self.address]
+        where = ["--data", str(self.data), "--listen", self.address, "--set", "http.listen="]
         command = [sys.executable, "-m", "tfmq.server.main", *where]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

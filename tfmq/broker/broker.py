@@ -32,10 +32,9 @@ from tfmq.broker.retention import Retention
 from tfmq.broker.runtime import Runtime
 from tfmq.broker.schedule_commands import ScheduleCommands
 from tfmq.broker.topic_admin import TopicAdmin
-from tfmq.broker.topics import Topic, Topics, describe_topic, partition_state, stop_reason
+from tfmq.broker.topics import Topic, Topics, describe_topic, stop_reason
 from tfmq.broker.transaction_commands import TransactionCommands
 from tfmq.config import Config
-from tfmq.message import PartitionState
 from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds
 from tfmq.transaction.coordinator import TransactionCoordinator
 from tfmq.transaction.store import TransactionStore
@@ -45,6 +44,10 @@ log = logging.getLogger("tfmq.broker")
 READ_WORKERS: Final = 3
 TOPIC_WORKERS: Final = 2
 """Maximum numbers of workers for reads and for topic changes. The server has more, for fsyncs and segment rolls."""
+
+
+TROUBLES_MAX: Final = 10
+"""Maximum number of stopped partitions that `find_troubles` names."""
 
 
 class Broker(Runtime):
@@ -226,10 +229,8 @@ class Broker(Runtime):
         """Return the broker's part of the reply to STATUS, without reading files. Counters begin at 0 at each start."""
         partitions = list(self.topics.partitions())
         stopped = [
-            {"topic": topic.name, "partition": number, "reason": stop_reason(each)}
-            for topic in self.topics.values()
-            for number, each in enumerate(topic.partitions)
-            if partition_state(each) is PartitionState.STOPPED
+            {"topic": topic, "partition": number, "reason": reason}
+            for topic, number, reason in self.stopped_partitions()
         ]
         return {
             "node": self.node,
@@ -252,6 +253,42 @@ class Broker(Runtime):
             "delay": self.delay_commands.status(),
             "schedules": self.schedule_commands.status(),
         }
+
+    def find_troubles(self) -> list[dict[str, str]]:
+        """Return why the open broker does not do its whole work, each reason as a word and a sentence; [] if it does.
+
+        At most TROUBLES_MAX stopped partitions are named one by one.
+        """
+        found = []
+        if self.full_disk.is_full:
+            found.append({"reason": "disk_full", "detail": self.full_disk.description})
+        own = {
+            "The catalog": self.catalog.log.stopped,
+            "The transaction journal": self.transaction_commands.store.stopped,
+            "The log of delayed messages": self.delay_commands.partition.log.stopped,
+        }
+        found += [
+            {"reason": "log_stopped", "detail": f"{name} takes no messages: {reason}"}
+            for name, reason in own.items()
+            if reason is not None
+        ]
+        stopped = self.stopped_partitions()
+        found += [
+            {"reason": "log_stopped", "detail": f"{topic}-{number} takes no messages: {reason}"}
+            for topic, number, reason in stopped[:TROUBLES_MAX]
+        ]
+        if len(stopped) > TROUBLES_MAX:
+            found.append({"reason": "log_stopped", "detail": f"{len(stopped) - TROUBLES_MAX} more partitions likewise"})
+        return found
+
+    def stopped_partitions(self) -> list[tuple[str, int, str]]:
+        """Return topic, number and reason of each partition that takes no messages."""
+        return [
+            (topic.name, number, stop_reason(each))
+            for topic in self.topics.values()
+            for number, each in enumerate(topic.partitions)
+            if isinstance(each, str) or each.log.stopped is not None
+        ]
 
     def _free_bytes(self) -> int | None:
         """Return the free space on the disk of the data folder; None if the system cannot tell it."""

@@ -48,6 +48,11 @@ class FullDiskLog:
         self._refused_bytes = 0
         """Size in bytes of the smallest append that was rejected since the disk became full."""
 
+    @property
+    def description(self) -> str:
+        """What is used up while `is_full` is set."""
+        return "No more files can be opened (ulimit -n)." if self._is_of_files else "No space is left on the disk."
+
     def refused(self, partition: str, size_bytes: int, *, files: bool = False) -> None:
         """Record a rejected append. If `files` is set, the reason is not a full disk, but too many open files."""
         self._refused_at, self._appended = self._timers.now(), False

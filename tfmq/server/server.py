@@ -25,15 +25,17 @@ from tfmq.errors import BadFrame, Busy, ConfigError, NotAllowed, TfmqError
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import ACKS, header_bounds
 from tfmq.server.connection_limits import ConnectionLimits, connections_max
+from tfmq.server.health import RecoveryResponder
 from tfmq.server.reactor import AsyncFsync, Turn, WorkerThreads
 from tfmq.server.session import RejectedConnection, Session, SessionContext
 from tfmq.server.tls_connection import TlsConnection
-from tfmq.server.transport import Connection, FrameProtocol, Listener, address_text
+from tfmq.server.transport import BACKLOG, Connection, FrameProtocol, Listener, address_text
 from tfmq.tls import READ_BYTES, TlsSocket, server_context
 
 if TYPE_CHECKING:
     import ssl
 
+    from tfmq.server.http import HttpServer
     from tfmq.zookeeper.registration import Registration
 
 
@@ -353,14 +355,19 @@ class Server:
         )
         self._tls_context: ssl.SSLContext | None = None
         self._tls_scratch = bytearray(READ_BYTES)
+        self._http: HttpServer | None = None
         self.address = config.server.listen
+        self.http_url = ""
+        """Address of the HTTP server, like http://127.0.0.1:8368; "" without one."""
 
     def start(self) -> None:
         """Open the broker and accept connections. If that fails, close everything again and raise the error."""
         self._tls_context = tls_context(self.config)
         host, port = split_address(self.config.server.listen)
         bound = bind_socket(host, port)
+        bound_http = None
         try:
+            bound_http = listen_for_http(self.config)
             self.address = address_text(host or bound.getsockname()[0], bound.getsockname()[1])
             self._registration = registration_updater(
                 self.config.server.zookeeper,
@@ -368,9 +375,15 @@ class Server:
                 self._reactor.callLater,
                 lambda: self._broker.topics.partition_counts(),
             )
-            self._request_handler.start()
+            if bound_http is None:
+                self._request_handler.start()
+            else:
+                with RecoveryResponder(bound_http, self._tls_context):
+                    self._request_handler.start()
         except BaseException:
             bound.close()
+            if bound_http is not None:
+                bound_http.close()
             self._workers.stop()
             self._fsync.stop()
             raise
@@ -381,6 +394,8 @@ class Server:
         self._turn.at_end(self._set_timer)
         self._bound_headers()
         self._start_listening(bound, host)
+        if bound_http is not None:
+            self._start_http(bound_http)
         self._in_doubt.start()
         self._idle_monitor.start()
         if self._registration is not None:
@@ -437,6 +452,24 @@ class Server:
             bound.close()
             raise listen_error(error, host, port) from None
         self._listener = listener
+
+    def _start_http(self, listening: socket.socket) -> None:
+        from tfmq.server.http import (
+            HttpServer,
+            http_url,
+        )  # loads twisted.web, which a server without HTTP does not need
+        from tfmq.server.http_message import HttpContext
+
+        context = HttpContext(
+            config=lambda: self.config,
+            status=self._status,
+            handle=self._request_handler.handle,
+            turn_wanted=self._turn.request_end,
+            not_ready=self._not_ready,
+        )
+        self._http = HttpServer(listening, self._reactor, context, lambda: self._tls_context)
+        self.http_url = http_url(self.config.http.listen, listening, self._tls_context is not None)
+        logger.info("HTTP at %s", self.http_url)
 
     def _accept(
         self,
@@ -536,6 +569,7 @@ class Server:
             "version": server_name(),
             "data": os.path.abspath(self.config.values["server.data"]),
             "listen": self.address,
+            "http": self.http_url,
             "connections": len(self._sessions),
             "connections_refused": self._refused_count,
             "memory_bytes": resident_bytes(),
@@ -544,6 +578,12 @@ class Server:
             "buffer_chunks": sum(pool.chunk_counts),
             "settings": self.config.values,
         }
+
+    def _not_ready(self) -> list[dict[str, str]]:
+        """Return why the broker does not do its whole work now, each as a word and a sentence; [] if it does."""
+        if not self._broker.is_open:
+            return [{"reason": "stopping", "detail": "The broker completes its work and stops."}]
+        return self._broker.find_troubles()
 
     def _engine_stopped(self, done: Callable[[], None]) -> None:
         self._turn.request_end()
@@ -562,6 +602,8 @@ class Server:
     def _close_files(self, done: Callable[[], None]) -> None:
         if self._registration is not None:
             self._registration.wait_unregistered()
+        if self._http is not None:
+            self._http.stop()
         self._workers.stop()
         self._fsync.stop()
         self._connection_limits.close()
@@ -599,7 +641,7 @@ def server_name() -> str:
 # The listening address, and what uses it already
 
 
-def bind_socket(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int, key: str = "server.listen") -> socket.socket:
     """Return a socket that is bound but does not listen yet. An empty host means all addresses.
     Raises ConfigError if the host is unknown or is not this machine, NotAllowed if the port cannot be used."""
     try:
@@ -607,20 +649,46 @@ def bind_socket(host: str, port: int) -> socket.socket:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise ConfigError(f"server.listen: the host {host!r} is not known ({error.strerror}).") from None
+        raise ConfigError(f"{key}: the host {host!r} is not known ({error.strerror}).") from None
     bound = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise listen_error(error, host, port) from None
+        raise listen_error(error, host, port, key) from None
     return bound
 
 
-def listen_error(error: OSError, host: str, port: int) -> TfmqError:
+def listen_for_http(config: Config) -> socket.socket | None:
+    """Return the listening socket of `http.listen`; None without HTTP, also if the default address is in use.
+
+    Raises ConfigError if an address that was set cannot be used. The socket listens from here on, so that a request
+    during the recovery is answered, or waits.
+    """
+    if not config.http.listen:
+        return None
+    host, port = split_address(config.http.listen)
+    bound = None
+    try:
+        bound = bind_socket(host, port, "http.listen")
+        bound.listen(BACKLOG)
+    except (OSError, TfmqError) as error:
+        if bound is not None:
+            bound.close()
+        known = error if isinstance(error, TfmqError) else listen_error(error, host, port, "http.listen")
+        if "http.listen" in config.origins:
+            raise ConfigError(known.sentence, key="http.listen") from None
+        logger.warning("No HTTP server, so neither health nor metrics. %s", known.sentence)
+        return None
+    return bound
+
+
+def listen_error(error: OSError, host: str, port: int, key: str = "server.listen") -> TfmqError:
     """Return the error that describes why the server cannot bind this address or listen on it."""
     where = address_text(host, port)
+    if error.errno == errno.EADDRINUSE and key != "server.listen":
+        return NotAllowed(f"The port {where} of {key} is taken: set {key} to another address, or to none ({key}=).")
     if error.errno == errno.EADDRINUSE:
         return NotAllowed(
             f"The port {where} is taken: {describe_port_owner(host, port)}. Stop it, or choose another port with "
@@ -629,7 +697,7 @@ def listen_error(error: OSError, host: str, port: int) -> TfmqError:
     if error.errno == errno.EACCES:
         return NotAllowed(f"The port {where} may not be used by this user: take one from 1024 on.")
     if error.errno == errno.EADDRNOTAVAIL:
-        return ConfigError(f"server.listen: this machine has no address {host}.")
+        return ConfigError(f"{key}: this machine has no address {host}.")
     return NotAllowed(f"The server cannot listen at {where}: {error.strerror}.")
 
 

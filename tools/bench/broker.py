@@ -46,6 +46,7 @@ class Broker:
 def start(data: Path, *settings: str) -> Broker:
     """Start a server on `data`; `settings` are `section.key=value`."""
     command = [sys.executable, "-m", "tfmq.server.main", "--data", str(data), "--listen", "127.0.0.1:0"]
+    command += ["--set", "http.listen="]
     for setting in settings:
         command += ["--set", setting]
     begun = time.perf_counter()

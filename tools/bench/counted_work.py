@@ -154,7 +154,7 @@ def serve(data: str, kind: str) -> None:
 
     signal.signal(signal.SIGUSR1, toggle)
     with no_busy_polling():
-        server.main(["--data", data, "--listen", "127.0.0.1:0"], standalone_mode=False)
+        server.main(["--data", data, "--listen", "127.0.0.1:0", "--set", "http.listen="], standalone_mode=False)
 
 
 class CountedServer:

@@ -30,6 +30,7 @@ from tools.mutants.bugs_group_members import GROUP_MEMBERS
 from tools.mutants.bugs_group_places import GROUP_PLACES
 from tools.mutants.bugs_groups import GROUP_OWNERS
 from tools.mutants.bugs_handler import HANDLING
+from tools.mutants.bugs_http import HTTP
 from tools.mutants.bugs_journal import JOURNAL
 from tools.mutants.bugs_journal_store import JOURNAL_STORE
 from tools.mutants.bugs_keeping import KEEPING
@@ -122,5 +123,6 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + TLS
     + PACKAGES
     + TRACE
+    + HTTP
     + FAULT_RUNS
 )

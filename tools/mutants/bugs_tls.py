@@ -49,8 +49,8 @@ TLS: Final = (
         "server-certificate-alone-opens-the-broker",
         "without certificates of clients, others are kept out",
         "tfmq/config.py",
-        "and not config.server.tls_client_ca:",
-        "and not config.server.tls_certificate:",
+        "and not config.server.tls_client_ca\n",
+        "and not config.server.tls_certificate\n",
         ["tests/test_config.py"],
     ),
     Mutant(

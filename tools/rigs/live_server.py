@@ -25,7 +25,7 @@ class LiveServer:
     def start(self) -> None:
         """Start it and wait until it is ready. Raises RuntimeError with the end of its log when it is not."""
         command = [*self.program, "--data", str(self.data), "--listen", self.address]
-        for setting in self.settings:
+        for setting in ("http.listen=", *self.settings):
             command += ["--set", setting]
         self.alive.add(self)
         with self.log.open("ab") as log:

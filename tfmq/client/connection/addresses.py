@@ -323,7 +323,7 @@ def start_broker(path: str, descriptor: int) -> None:
     if os.path.exists(log) and os.path.getsize(log) > LOG_BYTES_MAX:
         os.replace(log, log + ".1")
     root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
-    settings = ["--data", path, "--listen", f"{DEFAULT_HOST}:0", "--log-level", "warning"]
+    settings = ["--data", path, "--listen", f"{DEFAULT_HOST}:0", "--log-level", "warning", "--set", "http.listen="]
     settings += ["--set", f"server.idle_exit_seconds={IDLE_SECONDS}"]
     command = ["/bin/sh", "-c", _BACKGROUND_SCRIPT, "sh", sys.executable, "-c", _PROGRAM, root, *settings]
     environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
