@@ -81,6 +81,15 @@ class TlsSocket:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
 
+    @property
+    def has_output(self) -> bool:
+        """Whether there is ciphertext that the system has not accepted yet."""
+        return bool(self._ciphertext) or self._outgoing.pending > 0
+
+    def flush(self) -> bool:
+        """Write ciphertext that is left. Return whether the system has accepted all of it."""
+        return self._flush()
+
     def start(self) -> None:
         """Begin the handshake of a client."""
         self._shake_hands(self._create())

@@ -245,5 +245,42 @@ def test_replies_to_a_slow_reader_wait_for_it_encrypted_once(net: TlsNet) -> Non
     assert (connection.unsent_bytes, connection.is_waiting) == (0, False)
 
 
+def test_a_chain_that_the_system_does_not_accept_at_once_is_sent_without_more_bytes_of_the_client(net: TlsNet) -> None:
+    net.context = server_context(*net.authority.issue("localhost", *(f"name-{n}.example" for n in range(3_000))))
+    sink = Sink()
+    connection, raw = net.accept(sink)
+    connection.socket.raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    client = net.client(raw)
+    net.poll(connection)
+    assert connection in net.reactor.writers
+    net.shake_hands(connection, client)
+    assert connection not in net.reactor.writers
+    client.sendmsg([frame(b"a request")])
+    net.turn_of(connection)
+    connection.send([b"a reply"])
+    net.turn_of(connection)
+    assert (sink.frames, client.recv(1)) == ([b"a request"], b"a reply")
+
+
+@pytest.mark.parametrize("method", ["recv_into", "sendmsg"])
+def test_the_time_of_encryption_is_charged(net: TlsNet, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    connection, raw = net.accept(Sink())
+    client = net.client(raw)
+    net.shake_hands(connection, client)
+    work = getattr(TlsSocket, method)
+
+    def take_long(*arguments: Any) -> Any:
+        net.reactor.rightNow += 0.03
+        return work(*arguments)
+
+    monkeypatch.setattr(TlsSocket, method, take_long)
+    net.turn.handling_seconds, before = 0.0, connection.served_until
+    client.sendmsg([frame(b"a request")])
+    connection.send([b"a reply"])
+    net.turn_of(connection)
+    assert net.turn.handling_seconds >= 0.03
+    assert connection.served_until > before + 0.3
+
+
 def test_only_tls_1_2_and_later_is_offered(net: TlsNet) -> None:
     assert net.context.minimum_version == ssl.TLSVersion.TLSv1_2

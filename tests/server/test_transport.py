@@ -294,6 +294,7 @@ def test_the_end_sends_what_is_queued_and_waits_for_the_peer() -> None:
     assert (bytes(socket.sent), socket.half_closed, sink.lost) == (b"last words", True, 0)
     net.bring(connection, b"ignored", b"")
     assert (sink.frames, sink.lost, socket.closed) == ([], 1, True)
+    assert net.reactor.getDelayedCalls() == [], "the connection is not kept in memory by its timer"
 
 
 def test_the_end_does_not_wait_for_a_peer_without_end() -> None:

@@ -23,7 +23,7 @@ from tfmq.config import is_loopback, split_address
 from tfmq.errors import BadRequest, Busy, NotAllowed, TfmqError, UnknownTopic
 from tfmq.server.health import live, ready
 from tfmq.server.http_message import HttpAnswer, HttpContext, HttpRequest, json_answer, text_answer
-from tfmq.server.transport import address_text
+from tfmq.server.transport import PacedPort, address_text
 from tfmq.settings_table import Http
 from tfmq.tls import READ_BYTES, NotTls, TlsSocket
 
@@ -289,7 +289,7 @@ class HttpServer:
         return _Channel(self)
 
 
-class HttpPort(tcp.Port):  # type: ignore[misc]
+class HttpPort(PacedPort):
     """Accepts connections on a socket that listens already, with the TLS context of that moment."""
 
     def __init__(

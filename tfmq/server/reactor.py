@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import threading
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from collections.abc import Callable, Collection
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
+from twisted.internet import posixbase
 from twisted.internet.epollreactor import EPollReactor
 from twisted.python import log
 
@@ -87,9 +89,13 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
     _fsync_busy_until = 0.0
     """Time at which the longer limit of busy polling ends; 0 while there is no fsync."""
 
+    _events_served = 0
+    """Number of events handled so far, without those of newcomers."""
+
     def __init__(self) -> None:
         self._busy_poll = BusyPoll()
         super().__init__()
+        self.newcomers = NewcomerReactor(self)
 
     def mainLoop(self) -> None:
         """Run until the reactor stops. Unlike the base class, handle timers only when one is new or due."""
@@ -130,9 +136,13 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
             events.sort(key=self._served_until)
         if turn is not None:
             turn.handling_seconds = 0.0
+        newcomers, has_newcomers = self.newcomers, False
         for descriptor, event in events:
             selectable = selectables.get(descriptor)
-            if selectable is not None:
+            if selectable is newcomers:
+                has_newcomers = True
+            elif selectable is not None:
+                self._events_served += 1
                 self._doReadOrWrite(selectable, descriptor, event)
                 if turn is not None and turn.handling_seconds > TURN_SECONDS:
                     # The poll is level-triggered, so the next poll reports the remaining events again.
@@ -140,12 +150,107 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
                     break
         if turn is not None and turn.is_requested:
             turn.run_hooks()
+        if has_newcomers:
+            # After the hooks, so that replies do not wait for newcomers. What they request ends in the next call.
+            newcomers.serve(self._events_served)
 
     def _served_until(self, event: tuple[int, int]) -> float:
         account: float = getattr(self._selectables.get(event[0]), "served_until", 0.0)
         return account
 
     doIteration = doPoll
+
+
+NEWCOMER_SLICE_SECONDS = 0.0003
+"""Time for newcomers in one turn; the event that exceeds it is completed."""
+NEWCOMER_SHARE = 0.25
+"""Newcomers get at most this share of the broker's time while other connections are served."""
+NEWCOMER_EVENTS_MAX = 16
+"""Maximum events of one poll of newcomers. Others are reported again by the next poll."""
+OTHERS_SECONDS = 0.1
+"""So long after an event of another connection the share of newcomers is limited."""
+
+
+class NewcomerReactor(EPollReactor):  # type: ignore[misc]
+    """Serves newcomers within a share of the time: listening sockets, connections before HELLO and login, HTTP.
+
+    Its epoll is a descriptor in that of the main reactor. In each turn it gets NEWCOMER_SLICE_SECONDS, after the
+    replies to other connections were sent. While others are served, it then pauses, so that it uses at most
+    NEWCOMER_SHARE of the time. So peers that are not known yet, however many, and the TLS handshakes that they begin,
+    delay others little; new clients wait longer meanwhile. `admit` moves a connection to the main reactor.
+
+    Only the methods that descriptors call on their reactor are used; this one has no loop.
+    """
+
+    served_until = float("inf")
+    """Newcomers are the last in the order of `TurnReactor._served_until`."""
+
+    def __init__(self, reactor: TurnReactor) -> None:
+        # Not the constructor of the base class, which would install signal handlers and a waker again.
+        self._reactor = reactor
+        self._poller = select.epoll()
+        self._reads: set[int] = set()
+        self._writes: set[int] = set()
+        self._selectables: dict[int, Any] = {}
+        self._continuousPolling = posixbase._ContinuousPolling(self)
+        self._events_seen = 0
+        self._others_until = 0.0
+        self.callLater = reactor.callLater
+        self.seconds = reactor.seconds
+        reactor.addReader(self)
+
+    def serve(self, events_served: int) -> None:
+        """Handle events until NEWCOMER_SLICE_SECONDS are used; then pause if others are served.
+
+        `events_served`: number of events of other connections so far.
+        """
+        began = now = self.seconds()
+        deadline = began + NEWCOMER_SLICE_SECONDS
+        for descriptor, event in self._poller.poll(0, NEWCOMER_EVENTS_MAX):
+            selectable = self._selectables.get(descriptor)
+            if selectable is not None:
+                self._doReadOrWrite(selectable, descriptor, event)
+                now = self.seconds()
+                if now >= deadline:
+                    break
+        if events_served != self._events_seen:
+            self._events_seen = events_served
+            self._others_until = now + OTHERS_SECONDS
+        if now < self._others_until:
+            self._reactor.removeReader(self)
+            self.callLater((now - began) * (1 / NEWCOMER_SHARE - 1), self._reactor.addReader, self)
+
+    def admit(self, connection: Any) -> None:
+        """Let the main reactor serve the connection from now on: its HELLO and login are complete."""
+        descriptor = connection.fileno()
+        reads, writes = descriptor in self._reads, descriptor in self._writes
+        self.removeReader(connection)
+        self.removeWriter(connection)
+        connection.reactor = self._reactor
+        if reads:
+            self._reactor.addReader(connection)
+        if writes:
+            self._reactor.addWriter(connection)
+
+    # Methods that the main reactor calls on a descriptor that it watches
+
+    def fileno(self) -> int:
+        return self._poller.fileno()
+
+    def connectionLost(self, reason: Any) -> None:
+        """Disconnect all newcomers; called only when the main reactor ends."""
+        for selectable in list(self._selectables.values()):
+            self.removeReader(selectable)
+            self.removeWriter(selectable)
+            selectable.connectionLost(reason)
+
+    def logPrefix(self) -> str:
+        return "newcomers"
+
+
+def reactor_of_newcomers(reactor: Any) -> Any:
+    """Return the reactor that serves newcomers: `reactor` itself unless it is a `TurnReactor`."""
+    return reactor.newcomers if isinstance(reactor, TurnReactor) else reactor
 
 
 def install_reactor() -> Any:

@@ -26,7 +26,7 @@ from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import ACKS, header_bounds
 from tfmq.server.connection_limits import ConnectionLimits, connections_max
 from tfmq.server.health import RecoveryResponder
-from tfmq.server.reactor import AsyncFsync, Turn, WorkerThreads
+from tfmq.server.reactor import AsyncFsync, Turn, WorkerThreads, reactor_of_newcomers
 from tfmq.server.session import RejectedConnection, Session, SessionContext
 from tfmq.server.tls_connection import TlsConnection
 from tfmq.server.transport import BACKLOG, Connection, FrameProtocol, Listener, address_text
@@ -444,7 +444,7 @@ class Server:
         factory = Factory()
         factory.noisy = False
         factory.buildProtocol = lambda address: self.new_session()
-        listener = Listener(bound, factory, self._reactor, self._connection_limits, self._accept)
+        listener = Listener(bound, factory, reactor_of_newcomers(self._reactor), self._connection_limits, self._accept)
         try:
             listener.startListening()
         except OSError as error:
@@ -467,7 +467,7 @@ class Server:
             turn_wanted=self._turn.request_end,
             not_ready=self._not_ready,
         )
-        self._http = HttpServer(listening, self._reactor, context, lambda: self._tls_context)
+        self._http = HttpServer(listening, reactor_of_newcomers(self._reactor), context, lambda: self._tls_context)
         self.http_url = http_url(self.config.http.listen, listening, self._tls_context is not None)
         logger.info("HTTP at %s", self.http_url)
 

@@ -124,6 +124,7 @@ class Session:
         self._hello_timer: Any = None
         self.frame_bytes: int = welcome.limits["frame_bytes_before_hello"]
         self.operator = False
+        self._is_admitted = False
 
     # Methods that the connection calls
 
@@ -176,6 +177,10 @@ class Session:
         except TfmqError as error:
             reply.error(error)
             return
+        if not self._is_admitted:
+            # Not before a valid request, because a peer that sends invalid ones after HELLO is hardly a client.
+            self._is_admitted = True
+            self.transport.admit()
         if type(request) is commands.Produce:
             reply.is_silent = request.acks == commands.ACKS_NONE
         elif type(request) is commands.Status:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet import tcp
@@ -37,18 +38,51 @@ class TlsConnection(Connection):
         self._tls: TlsSocket | None = sock
         self._reads_again = False
         self._writes_after_handshake = False
+        self._flushes_handshake = False
+        """Whether the system has not accepted all of this end's part of the handshake, such as a long chain."""
         super().__init__(sock, protocol, client, server, number, reactor, limits)  # type: ignore[arg-type]
 
     def doRead(self) -> Any:
-        why = super().doRead()
+        why = self._charged(super().doRead)
         tls = self._tls
         if why is None and tls is not None:
+            if tls.has_output and not self.is_waiting and not self._flushes_handshake and self.connected:
+                self._flushes_handshake = True
+                super().startWriting()
             if self._writes_after_handshake and tls.is_established and self.connected:
                 self._writes_after_handshake = False
                 self.startWriting()
             if tls.is_buffered:
                 self._read_again()
         return why
+
+    def doWrite(self) -> Any:
+        return self._charged(self._do_write)
+
+    def _do_write(self) -> Any:
+        tls = self._tls
+        if self._flushes_handshake and tls is not None:
+            try:
+                if not tls.flush():
+                    return None
+            except OSError as error:
+                return self._read_failed(error)
+            self._flushes_handshake = False
+            if not (self.is_waiting and tls.is_established):
+                self.stopWriting()
+                self._writes_after_handshake = self.is_waiting
+                return None
+        return super().doWrite()
+
+    def _charged(self, work: Callable[[], Any]) -> Any:
+        """Do the work, and charge this connection for its time: encryption, too, besides the requests themselves."""
+        limits = self._limits
+        began, charged = limits.clock.monotonic(), limits.turn.handling_seconds
+        try:
+            return work()
+        finally:
+            ended = limits.clock.monotonic()
+            self._charge(began + max(0.0, limits.turn.handling_seconds - charged), ended)
 
     def startReading(self) -> None:
         super().startReading()

@@ -22,7 +22,7 @@ from tfmq.protocol.commands import BY_REQUEST
 from tfmq.protocol.frames import SIZE, UNSIGNED, check_size
 from tfmq.server import connection_limits
 from tfmq.server.connection_limits import CROWDED_FACTOR, ConnectionLimits, PartialFrame, allocates_at_once
-from tfmq.server.reactor import TURN_SECONDS
+from tfmq.server.reactor import TURN_SECONDS, NewcomerReactor
 
 logger = logging.getLogger("tfmq.server")
 
@@ -34,6 +34,8 @@ BACKLOG = 1024
 """Connections that the system may queue before they are accepted: a thousand clients may connect at once."""
 UNSENT_BYTES_PAUSE = 8 << 20
 """While more bytes than this are unsent on a connection, its requests are not read, so that replies do not pile up."""
+ACCEPTS_MAX = 4
+"""Connections accepted at a time, each in a tenth of a millisecond. Twisted would accept more at a time under load."""
 LINGER_SECONDS = 2.0
 """Time that a closed connection waits for its client to close too, so that a reset does not discard the last reply."""
 CROWDED_READ_BYTES = 4096
@@ -128,6 +130,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._progress_at = 0.0
         self._pauses: set[str] = set()
         self._deferred_rest = b""
+        self._lingering: Any = None
         self.unsent_bytes = 0
         self.served_until = limits.clock.monotonic()
         """Account of the time that the requests of this connection took, as a monotonic time. A request of t seconds
@@ -310,6 +313,11 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._progress_at = limits.clock.monotonic()
         limits.monitor(self)
 
+    def admit(self) -> None:
+        """Serve this connection like all others from now on: its HELLO and login are complete."""
+        if isinstance(self.reactor, NewcomerReactor):
+            self.reactor.admit(self)
+
     def pause(self, reason: str) -> None:
         """Stop reading until `resume` was called for this and every other pause reason."""
         if not self._pauses:
@@ -418,7 +426,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         if not self._flushing and not self.is_waiting:
             self._flushing = True
             self._limits.flush_later(self)
-        self.reactor.callLater(LINGER_SECONDS, self.loseConnection)
+        self._lingering = self.reactor.callLater(LINGER_SECONDS, self.loseConnection)
 
     def stalled_since(self) -> float | None:
         halfway = self._partial is not None and not self._pauses
@@ -438,6 +446,8 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
     def connectionLost(self, reason: Failure) -> None:
         """Release all memory of the closed connection, then notify the protocol."""
+        if self._lingering is not None and self._lingering.active():
+            self._lingering.cancel()
         self._drop_partial()
         self._discard_queue()
         self._limits.remove(self)
@@ -456,7 +466,15 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self.is_waiting = False
 
 
-class Listener(tcp.Port):  # type: ignore[misc]
+class PacedPort(tcp.Port):  # type: ignore[misc]
+    """A listening socket that accepts at most ACCEPTS_MAX connections at a time."""
+
+    def doRead(self) -> None:
+        self.numberAccepts = ACCEPTS_MAX
+        super().doRead()
+
+
+class Listener(PacedPort):
     """Listens on a socket that is bound already.
 
     `accept`, with the arguments of `Connection`, creates the connection of each client.

@@ -94,6 +94,9 @@ class BrokerEnd:
     def setTcpKeepAlive(self, enabled: bool) -> None:
         """Do nothing: there is no TCP connection."""
 
+    def admit(self) -> None:
+        """Do nothing: simulated connections are served in one order."""
+
     def pause(self, reason: str) -> None:
         self._pauses.add(reason)
 

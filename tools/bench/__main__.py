@@ -32,6 +32,7 @@ ROWS = {
     "groups": "tools.bench.groups",
     "idle": "tools.bench.idle",
     "tls": "tools.bench.tls",
+    "hostile": "tools.bench.hostile",
     "restart": "tools.bench.restart",
     "scale": "tools.bench.scale",
     "transactions": "tools.bench.transactions",

@@ -1,7 +1,8 @@
-"""The tables of docs/performance.md, from what `python -m tools.bench --peers --save FILE` stored.
+"""The tables of docs/performance.md and docs/security.md, from what `python -m tools.bench --peers --save FILE` stored.
 
-Between the marks `figures of ROW, ROW` and `end of figures` of the page stands the table of these rows, between
-`measured` and `end of measured` what was measured where and when. docs/peers.svg is drawn from the ratios to the peers.
+Between the marks `figures of ROW, ROW` and `end of figures` of a page stands the table of these rows, between the
+marks `measured` and `end of measured` what was measured where and when. A page without any of the rows stays as it
+is. docs/peers.svg is drawn from the ratios to the peers.
 """
 
 import json
@@ -12,7 +13,8 @@ from typing import Any
 
 from tools.bench import peer_plot
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = tuple(DOCS / name for name in ("performance.md", "security.md"))
 TABLE = re.compile(r"(<!-- figures of ([a-z_, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 MEASURED = re.compile(r"(<!-- measured -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 
@@ -47,24 +49,26 @@ def measured(run: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Write the page's tables from the file named on the command line."""
+    """Write the tables of the pages from the file named on the command line."""
     if len(sys.argv) != 2:
         sys.exit("Say which file: python -m tools.bench.markdown bench.json")
     run = json.loads(Path(sys.argv[1]).read_text())
     rows = {name: row["figures"] for name, row in run["rows"].items()}
-    text = PAGE.read_text()
-    wanted = [name for match in TABLE.finditer(text) for name in match[2].split(", ")]
-    if difference := set(wanted) ^ set(rows):
-        sys.exit(f"The page and {sys.argv[1]} do not have the same rows: {', '.join(sorted(difference))}.")
+    texts = {page: page.read_text() for page in PAGES}
+    wanted = {page: {name for m in TABLE.finditer(text) for name in m[2].split(", ")} for page, text in texts.items()}
+    pages = [page for page in PAGES if wanted[page] & set(rows)]
+    if difference := set().union(*(wanted[page] for page in pages)) ^ set(rows):
+        sys.exit(f"The pages and {sys.argv[1]} do not have the same rows: {', '.join(sorted(difference))}.")
 
     def tables(match: re.Match[str]) -> str:
         return f"{match[1]}{table([each for name in match[2].split(', ') for each in rows[name]])}\n{match[3]}"
 
-    text = TABLE.sub(tables, text)
-    PAGE.write_text(MEASURED.sub(lambda match: f"{match[1]}{measured(run)}\n{match[2]}", text))
+    for page in pages:
+        text = TABLE.sub(tables, texts[page])
+        page.write_text(MEASURED.sub(lambda match: f"{match[1]}{measured(run)}\n{match[2]}", text))
     ratios = [figure for figure in rows.get("peers", ()) if figure["who"].startswith(peer_plot.AHEAD)]
     if ratios:
-        PAGE.with_name("peers.svg").write_text(peer_plot.draw(ratios))
+        (DOCS / "peers.svg").write_text(peer_plot.draw(ratios))
 
 
 if __name__ == "__main__":

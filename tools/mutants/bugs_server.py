@@ -8,6 +8,7 @@ from tools.mutants.mutant import Mutant
 
 FRAMES: Final = "tests/protocol/test_frames.py"
 SESSION: Final = "tests/server/test_session.py"
+NEWCOMERS: Final = "tests/server/test_newcomers.py"
 TRANSPORT: Final = "tests/server/test_transport.py"
 SERVICE: Final = "tests/server/test_server.py"
 PACKING: Final = "tests/test_bounded_msgpack.py"
@@ -372,5 +373,105 @@ SERVER: Final = (
         "        if quiet and not (self._trimmed and finished == self._finished):\n",
         "        if quiet and not self._trimmed:\n",
         [f"{SERVICE}::test_an_idle_server_returns_memory_once_after_a_load_and_after_each_job"],
+    ),
+    Mutant(
+        "newcomers-before-replies",
+        "replies do not wait for connections before HELLO",
+        "tfmq/server/reactor.py",
+        "                has_newcomers = True\n",
+        "                newcomers.serve(self._events_served)\n",
+        [f"{NEWCOMERS}::test_newcomers_come_after_the_replies_to_all_others"],
+    ),
+    Mutant(
+        "no-slice-for-newcomers",
+        "a turn has a slice of time for newcomers",
+        "tfmq/server/reactor.py",
+        "                if now >= deadline:\n",
+        "                if now < began:\n",
+        [f"{NEWCOMERS}::test_a_turn_has_a_slice_for_newcomers_and_the_rest_of_them_is_not_forgotten"],
+    ),
+    Mutant(
+        "newcomers-without-pauses",
+        "while others are served, newcomers have a share of the time",
+        "tfmq/server/reactor.py",
+        "        if now < self._others_until:\n",
+        "        if now < began:\n",
+        [f"{NEWCOMERS}::test_while_others_are_served_newcomers_have_a_share_of_the_time_and_alone_all_of_it"],
+    ),
+    Mutant(
+        "newcomers-pause-alone",
+        "newcomers have all of the time while nobody else is served",
+        "tfmq/server/reactor.py",
+        "        if events_served != self._events_seen:\n",
+        "        if True:\n",
+        [f"{NEWCOMERS}::test_while_others_are_served_newcomers_have_a_share_of_the_time_and_alone_all_of_it"],
+    ),
+    Mutant(
+        "replies-of-an-admitted-connection-are-forgotten",
+        "an admitted connection goes on writing",
+        "tfmq/server/reactor.py",
+        "        if writes:\n            self._reactor.addWriter(connection)\n",
+        "",
+        [f"{NEWCOMERS}::test_an_admitted_connection_is_read_and_written_by_the_main_reactor"],
+    ),
+    Mutant(
+        "an-admitted-connection-is-read-although-it-is-paused",
+        "a connection that is paused is not read after its admission",
+        "tfmq/server/reactor.py",
+        "        if reads:\n            self._reactor.addReader(connection)\n",
+        "        self._reactor.addReader(connection)\n",
+        [f"{NEWCOMERS}::test_an_admitted_connection_is_read_and_written_by_the_main_reactor"],
+    ),
+    Mutant(
+        "admitted-without-a-valid-request",
+        "a connection is a newcomer until its first valid request",
+        "tfmq/server/session.py",
+        "            reply.error(error)\n            return\n        if not self._is_admitted:\n",
+        "            reply.error(error)\n            self.transport.admit()\n            return\n"
+        "        if not self._is_admitted:\n",
+        [f"{NEWCOMERS}::test_a_client_is_admitted_with_its_first_valid_request"],
+    ),
+    Mutant(
+        "never-admitted",
+        "a connection with a valid request is served like all others",
+        "tfmq/server/session.py",
+        "            self._is_admitted = True\n            self.transport.admit()\n",
+        "            self._is_admitted = True\n",
+        [
+            f"{NEWCOMERS}::test_a_client_is_admitted_with_its_first_valid_request",
+            f"{NEWCOMERS}::test_a_server_has_its_listeners_and_new_connections_among_the_newcomers",
+        ],
+    ),
+    Mutant(
+        "connections-are-accepted-by-the-main-reactor",
+        "accepting belongs to the share of newcomers",
+        "tfmq/server/server.py",
+        "reactor_of_newcomers(self._reactor), self._connection_limits, self._accept",
+        "self._reactor, self._connection_limits, self._accept",
+        [f"{NEWCOMERS}::test_a_server_has_its_listeners_and_new_connections_among_the_newcomers"],
+    ),
+    Mutant(
+        "http-in-the-main-reactor",
+        "HTTP belongs to the share of newcomers",
+        "tfmq/server/server.py",
+        "HttpServer(listening, reactor_of_newcomers(self._reactor), context",
+        "HttpServer(listening, self._reactor, context",
+        [f"{NEWCOMERS}::test_a_server_has_its_listeners_and_new_connections_among_the_newcomers"],
+    ),
+    Mutant(
+        "as-many-accepts-as-twisted-likes",
+        "few connections are accepted at a time",
+        "tfmq/server/transport.py",
+        "        self.numberAccepts = ACCEPTS_MAX\n",
+        "",
+        [f"{NEWCOMERS}::test_few_connections_are_accepted_at_a_time"],
+    ),
+    Mutant(
+        "closed-connections-linger-in-memory",
+        "a connection that is closed leaves no timer that keeps it in memory",
+        "tfmq/server/transport.py",
+        "            self._lingering.cancel()\n",
+        "            pass\n",
+        [f"{TRANSPORT}::test_the_end_sends_what_is_queued_and_waits_for_the_peer"],
     ),
 )
