@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import tfmq as client
-from tests.e2e.proxy import Proxy, proxied
 from tests.e2e.reading import payloads
 from tests.scale import SEED, scaled, seeded
 from tools.rigs.live_server import LiveServer
+from tools.rigs.proxy import Proxy, proxied
 
 SECONDS = 60.0
 CUTS = 200

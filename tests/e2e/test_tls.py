@@ -19,11 +19,11 @@ import tfmq.aio
 import tfmq.twisted
 from tests.certificates import Authority, Pair
 from tests.e2e import commands
-from tests.e2e.proxy import proxied
 from tests.reactor import play
 from tests.server.test_main import refused
 from tests.server.wire import running
 from tfmq.errors import NOT_DONE, ConnectionFailed, NotAllowed
+from tools.rigs.proxy import proxied
 
 SECONDS = 20.0
 PAYLOADS = [b"one", b"two", b"three " * 10_000]

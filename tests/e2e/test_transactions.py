@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 import tfmq
-from tests.e2e.proxy import Proxy, proxied
 from tests.e2e.reading import payloads
 from tests.e2e.test_lost_replies import Cutting, LosingOne
 from tests.e2e.workers import Worker
 from tests.scale import SEED, scaled, seeded
 from tfmq import aio
 from tools.rigs.live_server import LiveServer
+from tools.rigs.proxy import Proxy, proxied
 
 SECONDS = 60.0
 

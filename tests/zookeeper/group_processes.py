@@ -16,8 +16,8 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
-from tests.e2e.proxy import Proxy
 from tests.zookeeper.worker import GROUP, TOPIC
+from tools.rigs.proxy import Proxy
 from tools.rigs.zookeeper import ZooKeeperServer
 
 PARTITIONS = 10

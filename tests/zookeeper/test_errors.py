@@ -13,7 +13,6 @@ import pytest
 from kazoo.security import make_digest_acl
 
 import tfmq
-from tests.e2e.proxy import proxied
 from tests.offsets.contract import PLACE, A
 from tests.zookeeper.conftest import until
 from tfmq.errors import NotAllowed, NotSupported, StoreFailed
@@ -23,6 +22,7 @@ from tfmq.zookeeper.group_coordinator import GroupMembership, boot_time
 from tfmq.zookeeper.offsets import ZooKeeperOffsets
 from tfmq.zookeeper.registration import Registration
 from tools.rigs.live_server import LiveServer
+from tools.rigs.proxy import proxied
 from tools.rigs.zookeeper import ZooKeeperServer
 
 NOBODY = "127.0.0.1:1"

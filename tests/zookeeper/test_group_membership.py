@@ -9,12 +9,12 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from tests.e2e.proxy import proxied
 from tests.zookeeper.conftest import until
 from tests.zookeeper.worker import GROUP, TOPIC
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.offsets.storage import PartitionName
 from tfmq.zookeeper.group_coordinator import GroupMembership, boot_time
+from tools.rigs.proxy import proxied
 from tools.rigs.zookeeper import ZooKeeperServer
 
 SESSION_SECONDS = 30.0

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.proxy import proxied
 from tests.offsets.contention import OpenShaky
 from tests.offsets.contract import PLACE, A, B, Contract, Open
 from tests.zookeeper.conftest import until
@@ -19,6 +18,7 @@ from tfmq.offsets.storage import NO_OFFSET, StoredOffset
 from tfmq.testing.broker import SimulatedBroker
 from tfmq.zookeeper import connection
 from tfmq.zookeeper.offsets import ZooKeeperOffsets, offset_data, row_data, stored_offset
+from tools.rigs.proxy import proxied
 from tools.rigs.zookeeper import ZooKeeperServer
 
 

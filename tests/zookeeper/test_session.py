@@ -11,7 +11,6 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from tests.e2e.proxy import proxied
 from tests.zookeeper.conftest import until
 from tfmq.errors import NotAllowed, NotSupported, StoreFailed
 from tfmq.zookeeper import connection, session
@@ -30,6 +29,7 @@ from tfmq.zookeeper.session import (
     SetNode,
     send_request,
 )
+from tools.rigs.proxy import proxied
 from tools.rigs.zookeeper import ZooKeeperServer
 
 
