@@ -3,6 +3,7 @@
 #   e2fsprogs   mkfs.ext4 for the power-cut images      mount, util-linux   losetup, mount, umount
 #   strace      a real EIO or ENOSPC at the Nth call    postgresql          a database with two-phase commit
 #   curl                a customer of the tutorials' services
+#   systemd             systemd-analyze, which checks conf/tfmq.service
 #   a JRE               Spark, from Java 17 on; a ZooKeeper server
 #   libzookeeper-java   a ZooKeeper server; the jars inside pyspark do as well
 # Nothing of it runs when the tests do not: they start what they need, and end it.
@@ -10,7 +11,7 @@ set -euo pipefail
 shopt -s nullglob
 declare -A package=(
     [mkfs.ext4]=e2fsprogs [losetup]=mount [mount]=mount [strace]=strace [initdb]=postgresql [postgres]=postgresql
-    [curl]=curl
+    [curl]=curl [systemd-analyze]=systemd
 )
 # Debian keeps the programs of a PostgreSQL server out of the PATH, each release in a folder of its own.
 PATH=$PATH:/usr/sbin:/sbin:$(printf '%s:' /usr/lib/postgresql/*/bin)

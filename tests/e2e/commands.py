@@ -13,7 +13,7 @@ SERVER = ("tfmq.server.main", "main")
 # Another user may not be allowed to read Python and the checkout, so everything is loaded before root is left.
 AS_USER = """
 import importlib, os, pkgutil, sys
-import journal, tfmq, tfmq.server.reactor, click, rich.console, rich.table, encodings.idna, stringprep
+import journal, tfmq, tfmq.server.reactor, click, rich.console, rich.table, encodings.ascii, encodings.idna, stringprep
 for package in (journal, tfmq):
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(found.name)
