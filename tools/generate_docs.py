@@ -186,10 +186,15 @@ def error_table() -> str:
     )
 
 
+def reloaded(key: str) -> str:
+    """Whether a change of the key takes effect on SIGHUP."""
+    return "yes" if key in RELOADED else "restart"
+
+
 def limit_table() -> str:
     """Every limit, one line each."""
     return table(
-        ("limit", "default", "at most", "unit", "why", "told in HELLO"),
+        ("limit", "default", "at most", "unit", "why", "told in HELLO", "SIGHUP"),
         (
             (
                 f"`{name}`",
@@ -198,6 +203,7 @@ def limit_table() -> str:
                 limit.unit,
                 limit.reason,
                 "yes" if limit.sent else "",
+                reloaded(f"limits.{name}") if limit.configurable else "",
             )
             for name, limit in limits.ALL.items()
         ),
@@ -215,7 +221,7 @@ def setting_table() -> str:
                 setting.kind.text,
                 setting.line + (f" Comes with {setting.later}." if setting.later else ""),
                 "yes" if key in TOPIC_KEYS else "",
-                "yes" if key in RELOADED else "",
+                reloaded(key),
             )
             for key, (setting, default) in SETTINGS.items()
             if not key.startswith("limits.")

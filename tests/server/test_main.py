@@ -7,16 +7,19 @@ import json
 import os
 import signal
 import socket
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from journal.errors import Corrupt, Full, JournalError, Locked, NewerFormat
 from tests.server.wire import Process, Wire, running
+from tfmq.config import Config, load
 from tfmq.errors import ConfigError, NotAllowed
 from tfmq.protocol import commands
-from tfmq.server.main import _announce_ready, exit_code, main, notify_systemd, startup_sentence
+from tfmq.server.main import _announce_ready, exit_code, main, notify_systemd, reload, startup_sentence
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
@@ -179,6 +182,43 @@ def test_sighup_reads_the_configuration_again_and_never_ends_the_server(tmp_path
         assert wire.ask(commands.Ping())
         wire.close()
         assert process.stop()[0] == 0
+
+
+def test_a_wrong_configuration_changes_nothing_and_is_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the valid keys beside the wrong one. The server gets the first configuration only, and never a mixture."""
+    levels: list[str] = []
+    monkeypatch.setattr("tfmq.server.main.set_up_logging", lambda level, as_json: levels.append(level))
+    given: list[Config] = []
+    service = SimpleNamespace(config=load(sets=["retention.seconds=60"]), reload=given.append)
+    file = tmp_path / "server.toml"
+    wrong = {
+        '[server]\nlog_level = "debug"\n[retention]\nseconds = 5\nsecond = 5\n': "did you mean",
+        '[server]\nlog_level = "debug"\n[retention]\nseconds = "often"\n': "retention.seconds must be",
+        "[retention\nseconds = 5\n": "is not TOML",
+        '[retention]\nseconds = 5\n[limits]\nfetch_bytes = "64MiB"\n': "limits.fetch_bytes must be",
+    }
+    for text, words in wrong.items():
+        file.write_text(text)
+        caplog.clear()
+        reload(service, partial(load, str(file), again=True))  # type: ignore[arg-type]
+        (record,) = caplog.records
+        assert record.levelname == "ERROR" and words in record.getMessage()
+        assert record.getMessage().startswith("SIGHUP: the configuration stays as it was: ")
+    file.unlink()
+    reload(service, partial(load, str(file), again=True))  # type: ignore[arg-type]
+    assert "cannot be read" in caplog.records[-1].getMessage()
+    assert given == [] and levels == []
+    file.write_text('[server]\nlog_level = "debug"\n[retention]\nseconds = 5\n[delay]\ntick_ms = 20\n')
+    with caplog.at_level("INFO"):
+        reload(service, partial(load, str(file), again=True))  # type: ignore[arg-type]
+    assert caplog.records[-1].getMessage() == (
+        'SIGHUP: server.log_level = "debug" (was "info"), retention.seconds = 5 (was 60);'
+        " needs a restart: delay.tick_ms"
+    )
+    assert levels == ["debug"]
+    assert [(each.retention.seconds, each.delay.tick_ms) for each in given] == [(5, 10)]
 
 
 def test_help_shows_an_example() -> None:

@@ -7,6 +7,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 UPGRADING: Final = "tests/test_upgrading.py"
+MAIN: Final = "tests/server/test_main.py"
 
 PACKAGES: Final = (
     Mutant(
@@ -32,5 +33,31 @@ PACKAGES: Final = (
         '    if checked is None and set(fields) != {"format", "node"}:\n',
         "    if checked is None:\n",
         [UPGRADING],
+    ),
+    Mutant(
+        "sighup-applies-what-it-can-of-a-wrong-file",
+        "a configuration that is wrong changes nothing on SIGHUP",
+        "tfmq/config.py",
+        "        read = parse_value(key, value, origin, topic, typed)\n",
+        "        try:\n            read = parse_value(key, value, origin, topic, typed)\n"
+        "        except ConfigError:\n            if again:\n                continue\n            raise\n",
+        [MAIN],
+    ),
+    Mutant(
+        "sighup-falls-back-to-the-defaults",
+        "a configuration that is wrong changes nothing on SIGHUP",
+        "tfmq/server/main.py",
+        '        logger.error("SIGHUP: the configuration stays as it was: %s", error.sentence)\n',
+        '        logger.error("SIGHUP: the configuration stays as it was: %s", error.sentence)\n'
+        "        service.reload(type(service.config)())\n",
+        [MAIN],
+    ),
+    Mutant(
+        "sighup-keeps-silent-about-restarts",
+        "SIGHUP names the changed keys that need a restart",
+        "tfmq/server/main.py",
+        "    if later:\n        parts.append(",
+        "    if later and not changed:\n        parts.append(",
+        [MAIN],
     ),
 )
