@@ -8,7 +8,7 @@ STAMP := .venv/.complete
 # Where bytecode is not written, each server and client that a test starts compiles the whole product again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system demo check format test test-long bench docs packages clean
+.PHONY: help setup system demo check format test test-long bench docs site packages clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -24,13 +24,14 @@ system: ## Debian packages that the crash rigs use (says which; skipped without 
 demo: setup ## the first run: send, kill -9 in the middle, restart, count
 	@$(BIN)/python -m tools.demo
 
-check: setup ## format, lint, types, import contracts, docs
+check: setup ## format, lint, types, import contracts, docs and their site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy journal tfmq pyspark_tfmq tools
 	$(BIN)/python -m tools.check_types
 	$(BIN)/lint-imports --config setup.cfg
 	$(BIN)/python tools/generate_docs.py --check
+	$(BIN)/python -m tools.docs_site
 
 format: setup ## rewrite the code in the house's format
 	$(BIN)/ruff format .
@@ -54,6 +55,9 @@ bench: setup ## the benchmarks of docs/performance.md, without peers
 
 docs: setup ## write the generated reference pages again
 	$(BIN)/python tools/generate_docs.py
+
+site: setup ## the docs with a search, in build/site
+	$(BIN)/python -m tools.docs_site
 
 packages: setup ## wheel and source archive in build/packages
 	$(BIN)/python -m build --no-isolation --outdir build/packages .
