@@ -306,6 +306,9 @@ NO_DESCRIPTOR_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 """Flag for a read that does not wait for the disk; None if the system lacks it (macOS)."""
 
+PAGE_BYTES: Final = 4096
+"""The unit in which the system caches files; on a system with larger pages, some pages stay cached."""
+
 
 class File(Protocol):
     """One open file. One thread may call `force` while other threads read and write."""
@@ -324,6 +327,9 @@ class File(Protocol):
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
         """Read as `pread` does, but only cached bytes. Return None if it is not certain that all are cached."""
+
+    def pread_uncached(self, size: int, position: int) -> bytes | bytearray:
+        """Read as `pread` does, but leave in the system's cache only what was there before, where the system can."""
 
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
         """Write `buffers` (at most BUFFERS_MAX) at `position`. Return how many bytes were written, maybe not all."""
@@ -398,6 +404,21 @@ class RealFile:
             return None
         del buffer[count:]
         return buffer
+
+    def pread_uncached(self, size: int, position: int) -> bytes | bytearray:
+        # Bytes that are cached already stay there, because another reader may need them.
+        cached = self.pread_cached(size, position)
+        if cached is not None:
+            return cached
+        if sys.platform == "darwin":
+            return self.pread(size, position)
+        # Read-ahead would put bytes into the cache that nothing removes. Of this descriptor it is switched off.
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        data = self.pread(size, position)
+        # The system removes whole pages only. The last page, if it is not read whole, is the first of the next read.
+        first = position // PAGE_BYTES * PAGE_BYTES
+        os.posix_fadvise(self._descriptor, first, position + len(data) - first, os.POSIX_FADV_DONTNEED)
+        return data
 
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
         try:

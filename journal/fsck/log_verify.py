@@ -178,6 +178,8 @@ def compare_index(
     """
     index = SegmentIndex.load(disk, path, segment.base, segment.log_id, segment.size)
     built.close_run()
+    if index.begins_like(built) or built.begins_like(index):
+        return index.fault, None
     for number, (entry, right) in enumerate(zip(index.entries(), built.entries(), strict=False)):
         if entry != right:
             field = next(n for n, a, b in zip(entry._fields, entry, right, strict=True) if a != b)
@@ -190,6 +192,9 @@ NO_SEGMENT: Final = "bytes are missing: there is no segment file, and there was 
 NOT_CLOSED: Final = (
     "the log was not closed, and messages acknowledged in the last second before the server ended may be missing"
 )
+
+UNREADABLE: Final = "cannot be read: "
+"""Beginning of a finding about damaged blocks. The rest is the reason that a reader gets."""
 
 STOPPED = "stopped: "
 """Beginning of the note about a stopped log. The rest of the note is the reason of the stop."""
@@ -223,6 +228,18 @@ def verify(
     for folder in [path] if is_partition else [filenames.join(path, child) for child in partitions]:
         _FolderVerifier(disk, folder, report, records, progress, suffix).verify(disk.list(folder))
     return report
+
+
+def verify_sealed_segment(segment: Segment, report: VerifyReport, progress: Progress) -> Iterator[None]:
+    """Verify a sealed segment of a known log, and then its index, in steps; add the findings to `report`.
+
+    Yields after each block and each damaged range. Raises the errors of `segment.pread`, and OSError.
+    """
+    folder, _, file = segment.path.rpartition("/")
+    verifier = _FolderVerifier(
+        segment.disk, folder, report, False, progress, suffix=filenames.SEGMENT_SUFFIX, log_id=segment.log_id
+    )
+    yield from verifier.verify_blocks(file, segment, last=False)
 
 
 @dataclass
@@ -273,10 +290,12 @@ class _FolderVerifier(Verifier):
             self.add_finding(file, base, base, what, "id")
         self.log_id = self.log_id or log_id
         with opened_segment(self.disk, self.folder, base, log_id, self.suffix) as segment:
-            self._verify_blocks(file, segment, last)
+            for _ in self.verify_blocks(file, segment, last):
+                pass
         self.end = base + segment.size
 
-    def _verify_blocks(self, file: str, segment: Segment, last: bool) -> None:
+    def verify_blocks(self, file: str, segment: Segment, last: bool) -> Iterator[None]:
+        """Verify a segment and its index in steps: yield after each block and each damaged range. Raises OSError."""
         built = SegmentIndex("", segment.base, segment.log_id)
         sound = True
         for item in scan_segment(segment):
@@ -289,6 +308,7 @@ class _FolderVerifier(Verifier):
                 built.add(item.control)
                 done = item.next - segment.base
             self.progress(segment.path, done, segment.size)
+            yield
         if last and sound and self.append_end < segment.end:
             what = "the last append is not finished"
             self._report_tail(file, self.append_end, segment.end, segment.end, what, "more follows")
@@ -300,7 +320,7 @@ class _FolderVerifier(Verifier):
         if last and damaged.next_ordinal is None:
             self._report_tail(file, first, first, next, damaged.reason, "block")
         else:
-            self.add_finding(file, first, next, f"cannot be read: {damaged.reason}", "block")
+            self.add_finding(file, first, next, UNREADABLE + damaged.reason, "block")
             self.append_end = next  # valid blocks follow, so a start keeps everything before, even an unfinished append
         self.ordinal = damaged.next_ordinal
         self.previous = None

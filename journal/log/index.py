@@ -117,6 +117,18 @@ class SegmentIndex:
         records = (following.ordinal or 0) - ordinal
         return IndexEntry(ordinal, position.position, self._times[number], size, records, self._epochs[number])
 
+    def begins_like(self, other: SegmentIndex) -> bool:
+        """Whether all entries of this index are the first entries of `other`. Quick, because no entry is decoded."""
+        count = len(self)
+        return (
+            count <= len(other)
+            and self._ordinals == other._ordinals[:count]
+            and self._positions == other._positions[:count]
+            and self._times == other._times[:count]
+            and self._epochs == other._epochs[:count]
+            and (not count or self.entry(-1) == other.entry(count - 1))
+        )
+
     @property
     def first_ordinal(self) -> int | None:
         """Ordinal of the segment's first record; None if no block was added."""

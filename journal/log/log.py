@@ -26,6 +26,7 @@ from journal.log.reader import LogReader, RawReadContext, WouldBlock
 from journal.log.recovery import LogRecovery
 from journal.log.recovery_rules import Damage, Recovery
 from journal.log.retention import SegmentAge, count_expired
+from journal.log.segment import Segment
 from journal.log.segments import SegmentSet
 from journal.log.writer import LogWriter, size_bound
 from journal.record.batch import PLAIN, Appended, Batch, Chunk, Source, verify_batch
@@ -183,6 +184,32 @@ class Log:
     def damage(self) -> list[Damage]:
         """(first, next, reason) of each range of offsets, `first <= x < next`, that is known to be unreadable."""
         return list(self._segment_set.damage)
+
+    @property
+    def sealed_segments(self) -> tuple[Segment, ...]:
+        """The segments that are only read, in order; empty if the log is closed.
+
+        The log closes a segment's file when it removes the segment: to read it later, open the file again.
+        """
+        return self._segment_set.segments[:-1]
+
+    def add_damage(self, damage: Damage) -> None:
+        """Record that a range of offsets is damaged: reads of it raise Corrupt. Known and removed ranges are ignored.
+
+        Any thread.
+        """
+        segment_set = self._segment_set
+        with segment_set.lock:
+            if damage[1] > segment_set.first and not any(
+                first <= damage[0] and damage[1] <= next for first, next, _ in segment_set.damage
+            ):
+                segment_set.damage = tuple(sorted({*segment_set.damage, damage}))
+
+    def remove_damage(self, damage: Damage) -> None:
+        """Remove a range that `add_damage` has recorded, because it is sound now. Any thread."""
+        segment_set = self._segment_set
+        with segment_set.lock:
+            segment_set.damage = tuple(each for each in segment_set.damage if each != damage)
 
     def applied(self, kind: int, id: int) -> tuple[int, int] | None:
         """Highest position of the source (`kind`, `id`) among all appends, durable or not; None if it has none."""

@@ -58,6 +58,9 @@ class ReadOnlyFile:
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
         return self._open_file().pread_cached(size, position)
 
+    def pread_uncached(self, size: int, position: int) -> bytes | bytearray:
+        return self._open_file().pread_uncached(size, position)
+
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise OSError(errno.EROFS, "the log of another process is only read", self.path)
 

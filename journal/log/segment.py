@@ -54,6 +54,8 @@ class Segment:
         self.has_index = False
         """True if the index is in memory: then `index` reads nothing and is safe in any thread."""
         self._oldest_ms: int | None = None
+        self.verified_at: float | None = None
+        """Monotonic time (s) at which the broker last verified the whole sealed segment; None: not since its start."""
 
     @classmethod
     def create(cls, disk: Disk, folder: str, base: int, log_id: int, suffix: str = filenames.SEGMENT_SUFFIX) -> Segment:

@@ -404,6 +404,9 @@ class SimulatedFile:
     def pread_cached(self, size: int, position: int) -> bytes | None:
         return self.pread(size, position) if self._disk.is_cached else None
 
+    def pread_uncached(self, size: int, position: int) -> bytes:
+        return self.pread(size, position)
+
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
         if len(buffers) > BUFFERS_MAX:
             raise system_error(errno.EINVAL, self.path)
