@@ -30,6 +30,7 @@ from tfmq.settings_table import (
     Server,
     Topics,
     Transaction,
+    Verification,
 )
 
 DEFAULT = "default"
@@ -74,6 +75,7 @@ class Config:
     flush: Flush = field(default_factory=Flush)
     log: Log = field(default_factory=Log)
     retention: Retention = field(default_factory=Retention)
+    verification: Verification = field(default_factory=Verification)
     topics: Topics = field(default_factory=Topics)
     transaction: Transaction = field(default_factory=Transaction)
     delay: Delay = field(default_factory=Delay)

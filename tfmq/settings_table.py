@@ -270,6 +270,20 @@ class Retention:
 
 
 @dataclass(frozen=True)
+class Verification:
+    bytes_per_second: int = setting(
+        4_000_000,
+        Integer(0, 1 << 40, is_size=True),
+        "Read closed segments again at this pace on average, and check them; 0: never.",
+    )
+    interval_seconds: float = setting(
+        7 * 86_400,
+        Duration(1, YEARS),
+        "How long after its last check a closed segment is checked again, at the earliest.",
+    )
+
+
+@dataclass(frozen=True)
 class Topics:
     auto_create: bool = setting(True, Boolean(), "Create a topic at the first send to it.")
     partitions: int = setting(1, Integer(1, limits.PARTITIONS_PER_TOPIC.cap), "Number of partitions of a new topic.")
@@ -315,6 +329,7 @@ SECTIONS: dict[str, type[Any]] = {
     "flush": Flush,
     "log": Log,
     "retention": Retention,
+    "verification": Verification,
     "topics": Topics,
     "transaction": Transaction,
     "delay": Delay,
@@ -395,6 +410,8 @@ RELOADED: frozenset[str] = frozenset(
         "server.tls_key",
         "server.tls_client_ca",
         "topics.auto_create",
+        "verification.bytes_per_second",
+        "verification.interval_seconds",
         *TOPIC_KEYS,
         *(f"limits.{name}" for name in RELOADED_LIMITS),
     )

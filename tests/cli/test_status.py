@@ -47,7 +47,7 @@ def test_every_figure_is_explained_on_the_page(cli: Cli) -> None:
     explained = explained[: explained.index("\n## ", 3)]
     rows = [line.split("|")[1] for line in explained.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
-    assert set(keys(found)) - {"transactions", "delay", "schedules"} == named
+    assert set(keys(found)) - {"transactions", "delay", "schedules", "verification"} == named
 
 
 def test_times_of_delayed_messages_are_iso_too(cli: Cli) -> None:

@@ -122,6 +122,7 @@ def test_trouble_is_reported_with_what_to_type(capsys: object) -> None:
         "state": "stopped",
         "reason": "a force failed",
         "damage": [{"first": 10, "next": 20, "reason": "a flipped bit"}],
+        "findings": [],
     }
     print_problem(Output(None, json=False, quiet=False), "orders", row)
     said = capsys.readouterr().err  # type: ignore[attr-defined]

@@ -34,6 +34,7 @@ from tfmq.broker.schedule_commands import ScheduleCommands
 from tfmq.broker.topic_admin import TopicAdmin
 from tfmq.broker.topics import Topic, Topics, describe_topic, stop_reason
 from tfmq.broker.transaction_commands import TransactionCommands
+from tfmq.broker.verification import SegmentVerifier
 from tfmq.config import Config
 from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds
 from tfmq.transaction.coordinator import TransactionCoordinator
@@ -111,6 +112,7 @@ class Broker(Runtime):
             group_offsets=self.offset_commands,
         )
         self.retention = Retention(topics=self.topics, timers=self.timers, clock=self.clock)
+        self.segment_verifier = SegmentVerifier(self, self.topics)
         self.schedule_commands = ScheduleCommands(
             self,
             catalog=self.catalog,
@@ -219,7 +221,8 @@ class Broker(Runtime):
         topic = self.topics.topic(request.topic)
         effective = self.topic_admin.effective_settings(topic)
         done = reply_when_done(reply, lambda result: ({**result, "effective": effective},), not_done_error)
-        self.read_executor.run(partial(describe_topic, topic), done, session)
+        findings = self.segment_verifier.findings_of(topic)
+        self.read_executor.run(partial(describe_topic, topic, findings), done, session)
 
     def lease_producer_ids(self, request: LeaseProducerIds, reply: Reply) -> None:
         done = reply_when_done(reply, lambda first: (first, request.count), not_done_error)
@@ -252,6 +255,7 @@ class Broker(Runtime):
             "transactions": self.transaction_commands.coordinator.status(),
             "delay": self.delay_commands.status(),
             "schedules": self.schedule_commands.status(),
+            "verification": self.segment_verifier.status(),
         }
 
     def find_troubles(self) -> list[dict[str, str]]:
@@ -307,6 +311,7 @@ class Broker(Runtime):
         self.fetches.close()
         self.group_coordinator.stop()
         self.retention.stop()
+        self.segment_verifier.stop()
         self.schedule_commands.scheduler.timer.stop()
         self.transaction_commands.stop()
         self.delay_commands.stop()

@@ -221,8 +221,9 @@ def start_transactions(broker: Broker) -> None:
 
 
 def start_housekeeping(broker: Broker) -> None:
-    """Start retention, delayed delivery, schedules and session timeouts; then accept requests."""
+    """Start retention, verification, delayed delivery, schedules and session timeouts; then accept requests."""
     broker.retention.start()
+    broker.segment_verifier.start()
     broker.delay_commands.queue.start()
     broker.schedule_commands.start()
     broker.group_coordinator.start()

@@ -1,8 +1,9 @@
 """The existing topics by name, and what METADATA and DESCRIBE_TOPIC return about them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from journal.log.log import Log
 from tfmq.broker.catalog_state import CatalogState, TopicRow
 from tfmq.broker.partition import Partition
 from tfmq.errors import NOT_DONE, StorageStopped, UnknownPartition, UnknownTopic
@@ -91,13 +92,19 @@ def no_partition(topic: Topic, number: int) -> UnknownPartition:
     )
 
 
-def describe_topic(topic: Topic) -> dict[str, Any]:
-    """Return the reply to DESCRIBE_TOPIC. May read the disk, so it is called in a worker."""
+def describe_topic(topic: Topic, findings: Mapping[int, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return the reply to DESCRIBE_TOPIC. May read the disk, so it is called in a worker.
+
+    `findings`: number of a partition -> the rows of its findings of the background verification.
+    """
     return {
         "name": topic.name,
         "incarnation": topic.incarnation,
         "settings": topic.settings,
-        "partitions": [describe_partition(number, each) for number, each in enumerate(list(topic.partitions))],
+        "partitions": [
+            describe_partition(number, each) | {"findings": findings.get(number, [])}
+            for number, each in enumerate(list(topic.partitions))
+        ],
     }
 
 
@@ -134,8 +141,16 @@ def describe_partition(number: int, partition: Partition | OpenError) -> dict[st
         "size_bytes": log.size_bytes,
         "segments": log.segment_count,
         "epoch": log.epoch,
-        "oldest_ms": log.oldest_ms,
+        "oldest_ms": _oldest_ms(log),
         "newest_ms": log.newest_ms,
         "producers": len(partition.producers),
         "damage": [list(range_) for range_ in log.damage],
     }
+
+
+def _oldest_ms(log: Log) -> int | None:
+    """Return the append time of the first record; None if there is none, or the disk cannot read it."""
+    try:
+        return log.oldest_ms
+    except OSError:  # the rest of the description is needed most where the disk fails
+        return None

@@ -25,12 +25,15 @@ def status(output: Output) -> None:
     if output.json:
         if found.get("delay"):
             found["delay"] = with_times(found["delay"], "now", "next_due", "horizon")
+        if found.get("verification"):
+            found["verification"] = with_times(found["verification"], "last_pass")
         output.print_object(found)
         return
     settings = found.pop("settings", {})
     transactions, delay = found.pop("transactions", {}), found.pop("delay", {})
     shown = {row_label(key): format_value(key, value) for key, value in found.items() if not isinstance(value, dict)}
     rows = {**transaction_rows(transactions), **delay_rows(delay), **schedule_rows(found.get("schedules", {}))}
+    rows |= verification_rows(found.get("verification", {}))
     output.print_object({**shown, **rows})
     print_transaction_problems(output, transactions, settings.get("transaction.alarm_seconds", 0))
     print_delay_problems(output, delay)
@@ -55,6 +58,15 @@ def schedule_rows(found: Mapping[str, int]) -> dict[str, str]:
         return {}
     states = [f"{found[state]:,} {state}" for state in ("paused", "waiting") if found.get(state)]
     return {"schedules": ", ".join([f"{found['schedules']:,}", *states])}
+
+
+def verification_rows(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row if segments were verified since the start; it counts the findings, which `topic show` lists."""
+    if not found.get("segments"):
+        return {}
+    counts = [f"{count:,} {kind}" for kind, count in found.get("findings", {}).items() if count]
+    done = f"{with_noun(found['segments'], 'segment')}, {size_text(found['bytes'])}"
+    return {"verified": f"{done}, {', '.join(counts) or 'nothing found'}"}
 
 
 def print_transaction_problems(output: Output, found: Mapping[str, Any], alarm_seconds: float) -> None:

@@ -9,7 +9,7 @@ import click
 
 from tfmq.cli import main
 from tfmq.cli.option_types import PositiveInteger, Property, StartPosition
-from tfmq.cli.output import Output, confirm, did_you_mean, output_options, size_text, with_noun
+from tfmq.cli.output import Output, confirm, did_you_mean, output_options, size_text, time_text, with_noun, with_times
 from tfmq.errors import UnknownTopic
 from tfmq.limits import NAME_RULE, is_valid_name
 from tfmq.message import PartitionState
@@ -78,7 +78,7 @@ def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], .
 @click.argument("name", shell_complete=main.complete_topics)
 @output_options
 def show(name: str, output: Output) -> None:
-    """Show a topic: its partitions, offsets, sizes, states and damage."""
+    """Show a topic: its partitions, offsets, sizes, states, damage, and findings of the background verification."""
     with output.admin() as admin:
         found = find_topic(admin, name)
     rows = [partition_row(p) for p in found.partitions]
@@ -110,7 +110,8 @@ def setting_text(value: Any) -> str:
 def partition_row(found: PartitionDescription) -> dict[str, Any]:
     names = ("partition", "state", "reason", *OFFSET_COLUMNS, "messages", "size_bytes", "segments")
     damage = [{"first": first, "next": following, "reason": why} for first, following, why in found.damage]
-    return {name: getattr(found, name) for name in names} | {"damage": damage}
+    findings = [with_times(each._asdict(), "found") for each in found.findings]
+    return {name: getattr(found, name) for name in names} | {"damage": damage, "findings": findings}
 
 
 def print_problem(output: Output, name: str, row: dict[str, Any]) -> None:
@@ -120,6 +121,14 @@ def print_problem(output: Output, name: str, row: dict[str, Any]) -> None:
         output.info(f"  when the cause is corrected: tfmq topic resume {name} --partition {number}")
     for damage in row["damage"]:
         output.info(f"partition {number} is damaged from {damage['first']} to {damage['next']}: {damage['reason']}")
+    for found in row["findings"]:
+        what = "an index" if found["kind"] == "index" else f"{found['kind']}, {found['first']} to {found['next']}"
+        where = f"{found['file']} of partition {number}"
+        output.info(f"verification found at {time_text(found['found_ms'])} in {where}: {what}: {found['reason']}")
+    if any(found["kind"] != "index" for found in row["findings"]):
+        output.info(
+            "  the rest is served; with the server stopped, tfmq log verify and tfmq log repair: docs/operations.md"
+        )
 
 
 @topic.command(

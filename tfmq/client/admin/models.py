@@ -20,13 +20,32 @@ STATES: Final = (
 """The states of the transactions that the broker can list: unfinished, or ended by an operator."""
 
 
+class VerificationFinding(NamedTuple):
+    """What the broker's background verification found wrong in a closed segment of a partition, or in its index.
+
+    `file`: name of the segment file or index file. The range `first <= x < next` is in offsets of the partition, and in
+    positions of the file if that is an index. `kind`: "damaged" (not the bytes that were written), "unreadable" (an
+    error of the disk, or the file is missing), "inconsistent" (a whole block that contradicts the ones before it),
+    "unverified" (left out because of too many findings before it), "index" (costs no message: the next start rebuilds
+    it). `found_ms`: when it was first found, in ms since 1970.
+    """
+
+    file: str
+    first: int
+    next: int
+    kind: str
+    reason: str
+    found_ms: int
+
+
 class PartitionDescription(NamedTuple):
     """One partition.
 
     Offsets are byte positions, ordinals count the partition's messages, times are ms since 1970 (-1: none).
 
     `state`: "open", "stopped" (accepts no writes; `reason` is the cause) or "damaged" (`damage` has for each unreadable
-    range its first offset, the offset after it, and the reason). `forced_offset`: the durable offset.
+    range its first offset, the offset after it, and the reason). `forced_offset`: the durable offset. `findings`: what
+    the background verification found.
     """
 
     partition: int
@@ -43,6 +62,7 @@ class PartitionDescription(NamedTuple):
     oldest_ms: int = -1
     newest_ms: int = -1
     damage: tuple[tuple[int, int, str], ...] = ()
+    findings: tuple[VerificationFinding, ...] = ()
 
     @property
     def messages(self) -> int:
@@ -153,7 +173,13 @@ def partition_description(row: Mapping[str, Any]) -> PartitionDescription:
     """Return the partition that `row` of a reply describes. Unknown fields are ignored."""
     known = {name: row[name] for name in PartitionDescription._fields if row.get(name) is not None}
     known["damage"] = tuple((first, next, reason) for first, next, reason in row.get("damage") or ())
+    known["findings"] = tuple(verification_finding(each) for each in row.get("findings") or ())
     return PartitionDescription(**known)
+
+
+def verification_finding(row: Mapping[str, Any]) -> VerificationFinding:
+    """Return the finding that `row` of a reply describes. Unknown fields are ignored."""
+    return VerificationFinding(**{name: row[name] for name in VerificationFinding._fields})
 
 
 def topic_description(row: Mapping[str, Any]) -> TopicDescription:
