@@ -33,6 +33,7 @@ ROWS = {
     "idle": "tools.bench.idle",
     "tls": "tools.bench.tls",
     "hostile": "tools.bench.hostile",
+    "verification": "tools.bench.verification",
     "restart": "tools.bench.restart",
     "scale": "tools.bench.scale",
     "transactions": "tools.bench.transactions",

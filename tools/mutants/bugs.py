@@ -63,6 +63,7 @@ from tools.mutants.bugs_transaction_queue import TRANSACTION_QUEUE
 from tools.mutants.bugs_transaction_store import TRANSACTION_STORE
 from tools.mutants.bugs_transactions import TRANSACTIONS
 from tools.mutants.bugs_two_phases import TWO_PHASES
+from tools.mutants.bugs_verification import VERIFICATION
 from tools.mutants.mutant import Mutant
 
 BUGS: Final[tuple[Mutant, ...]] = (
@@ -124,5 +125,6 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + PACKAGES
     + TRACE
     + HTTP
+    + VERIFICATION
     + FAULT_RUNS
 )
