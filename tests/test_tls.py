@@ -217,6 +217,28 @@ def test_a_stream_that_was_cut_is_no_whole_record(
         assert connected.client.recv(1000) == b""
 
 
+@pytest.mark.parametrize("length", [None, 0xFFFF])
+def test_a_handshake_has_an_object_of_openssl_as_soon_as_its_first_record_is_complete_or_too_long(
+    authority: Authority, sockets: tuple[socket.socket, socket.socket], length: int | None
+) -> None:
+    server = TlsSocket(sockets[0], server_context(*authority.issue("localhost")))
+    client = TlsSocket(sockets[1], client_context(authority.ca), server_hostname="localhost")
+    client.start()
+    hello = sockets[0].recv(READ_BYTES)
+    if length is not None:
+        hello = hello[:3] + length.to_bytes(2, "big")
+    for number, byte in enumerate(hello):
+        assert server._ssl is None, f"after {number} of {len(hello)} bytes"
+        sockets[1].send(bytes([byte]))
+        with pytest.raises(BlockingIOError if length is None else OSError):
+            server.recv_into(memoryview(bytearray(10)))
+    assert server._ssl is not None
+    if length is None:
+        with pytest.raises(BlockingIOError):
+            client.recv(10)
+        assert client.is_established
+
+
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x40rest of a frame"])
 def test_bytes_that_are_no_tls_are_told_with_their_beginning(
     authority: Authority, sockets: tuple[socket.socket, socket.socket], start: bytes

@@ -26,6 +26,10 @@ OUTPUT_BYTES_MAX: Final = 4 * WRITE_BYTES
 """A peer that makes us answer on the TLS layer, and does not read, is disconnected at this much ciphertext."""
 RECORD_TYPES: Final = frozenset((21, 22))
 """First byte of the first TLS record of a peer: an alert or a handshake."""
+RECORD_HEADER_BYTES: Final = 5
+"""The header of a record: its type, version, and length (2 bytes)."""
+RECORD_BYTES_MAX: Final = 1 << 14
+"""Maximum length of the first record, which is not encrypted."""
 START_BYTES: Final = 64
 """How many bytes of a peer that does not use TLS are kept, to tell what it is."""
 
@@ -66,7 +70,9 @@ class TlsSocket:
         self._scratch = memoryview(scratch if scratch is not None else bytearray(READ_BYTES))
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl: ssl.SSLObject | None = None
-        self._has_received = self._ended = self._failed = False
+        self._ended = self._failed = False
+        self._start = b""
+        """The first bytes that were received, at least RECORD_HEADER_BYTES of them as soon as there are as many."""
         self._error: OSError | None = None
         """An error that the next read raises: before it, there was plaintext."""
         self._ciphertext = memoryview(b"")
@@ -166,14 +172,24 @@ class TlsSocket:
         data = self._scratch[:count]
         if not count:
             self._ended = True
-        elif not self._has_received:
-            if data[0] not in RECORD_TYPES:
+        elif len(self._start) < RECORD_HEADER_BYTES:
+            if not self._start and data[0] not in RECORD_TYPES:
                 raise NotTls(bytes(data[:START_BYTES]))
-            self._has_received = True
-            if self._ssl is None:
-                self._create()
+            self._start += data[:RECORD_HEADER_BYTES]
         self._incoming.write(data)
+        if self._ssl is None and self._has_first_record():
+            self._create()
         return count
+
+    def _has_first_record(self) -> bool:
+        """Return whether the first record of the client is complete, or longer than any.
+
+        OpenSSL has 45 KB for each handshake, which are not allocated for a client that has sent a part of a record.
+        """
+        if len(self._start) < RECORD_HEADER_BYTES:
+            return False
+        size = int.from_bytes(self._start[3:RECORD_HEADER_BYTES], "big")
+        return size > RECORD_BYTES_MAX or self._incoming.pending >= RECORD_HEADER_BYTES + size
 
     def _decrypt(self, rooms: Sequence[memoryview], filled: int) -> int:
         """Decrypt into `rooms` after their first `filled` bytes; return how many are filled then."""
@@ -269,7 +285,6 @@ class TlsSocket:
             raise ConnectionResetError("the peer does not read the answers of the TLS layer")
 
     def _create(self) -> ssl.SSLObject:
-        # Not before the first bytes of a client, so that connections that send nothing cost little memory.
         self._ssl = self._context.wrap_bio(
             self._incoming,
             self._outgoing,

@@ -142,4 +142,20 @@ TLS: Final = (
         "return self._do_write()",
         [CONNECTION],
     ),
+    Mutant(
+        "one-byte-begins-a-handshake",
+        "a part of a record costs no object of OpenSSL",
+        "tfmq/tls.py",
+        "        if self._ssl is None and self._has_first_record():\n",
+        "        if self._ssl is None:\n",
+        [SOCKET],
+    ),
+    Mutant(
+        "a-record-that-is-too-long-is-waited-for",
+        "a first record that is longer than any is refused by OpenSSL at once",
+        "tfmq/tls.py",
+        "size > RECORD_BYTES_MAX or self._incoming.pending",
+        "self._incoming.pending",
+        [SOCKET],
+    ),
 )
