@@ -4,6 +4,7 @@
 #   strace      a real EIO or ENOSPC at the Nth call    postgresql          a database with two-phase commit
 #   curl                a customer of the tutorials' services
 #   systemd             systemd-analyze, which checks conf/tfmq.service
+#   chromium, fonts     a browser that shows the page, and letters for it
 #   a JRE               Spark, from Java 17 on; a ZooKeeper server
 #   libzookeeper-java   a ZooKeeper server; the jars inside pyspark do as well
 # Nothing of it runs when the tests do not: they start what they need, and end it.
@@ -11,12 +12,13 @@ set -euo pipefail
 shopt -s nullglob
 declare -A package=(
     [mkfs.ext4]=e2fsprogs [losetup]=mount [mount]=mount [strace]=strace [initdb]=postgresql [postgres]=postgresql
-    [curl]=curl [systemd-analyze]=systemd
+    [curl]=curl [systemd-analyze]=systemd [chromium]=chromium
 )
 # Debian keeps the programs of a PostgreSQL server out of the PATH, each release in a folder of its own.
 PATH=$PATH:/usr/sbin:/sbin:$(printf '%s:' /usr/lib/postgresql/*/bin)
 declare -A missing=()
 for program in "${!package[@]}"; do command -v "$program" >/dev/null || missing[${package[$program]}]=1; done
+[ -n "${missing[chromium]:-}" ] && missing[fonts-dejavu-core]=1
 jars=(/usr/share/java/zookeeper.jar .venv/lib/python*/site-packages/pyspark/jars/zookeeper-[0-9]*.jar)
 [ -e "${jars[0]}" ] || [ ${#jars[@]} -gt 1 ] || missing[libzookeeper-java]=1
 JAVA_MIN=17  # what Spark 4 asks for

@@ -209,7 +209,8 @@ def test_connections_above_the_limit_are_closed(url: str) -> None:
             each.close()
 
 
-NO_BROKER = HttpContext(Config, dict, lambda *arguments: None, lambda: None, list)
+NO_PAGE: Any = None
+NO_BROKER = HttpContext(Config, dict, lambda *arguments: None, lambda: None, list, NO_PAGE)
 
 
 class FakeServer:

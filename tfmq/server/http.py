@@ -23,6 +23,7 @@ from tfmq.config import is_loopback, split_address
 from tfmq.errors import BadRequest, Busy, NotAllowed, TfmqError, UnknownTopic
 from tfmq.server.health import live, ready
 from tfmq.server.http_message import HttpAnswer, HttpContext, HttpRequest, json_answer, text_answer
+from tfmq.server.http_page import PAGE_ROUTES
 from tfmq.server.transport import PacedPort, address_text
 from tfmq.settings_table import Http
 from tfmq.tls import READ_BYTES, NotTls, TlsSocket
@@ -45,7 +46,11 @@ class Route(NamedTuple):
     handler: Handler
 
 
-ROUTES: Final = (Route("/live", ("GET",), "", live), Route("/ready", ("GET",), "", ready))
+ROUTES: Final[tuple[Route, ...]] = (
+    Route("/live", ("GET",), "", live),
+    Route("/ready", ("GET",), "", ready),
+    *(Route(*each) for each in PAGE_ROUTES),
+)
 """Every path of the HTTP server. The first route that matches is used."""
 
 STATUS_OF_ERRORS: Final[tuple[tuple[type[TfmqError], int], ...]] = (

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
 from tfmq import limits
 from tfmq.broker.reply import Body, Reply, Session
 from tfmq.config import Config
 from tfmq.errors import BadRequest
+
+if TYPE_CHECKING:
+    from tfmq.server.page.api import PageContext  # loads the client, which a server without HTTP does not need
 
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
@@ -42,6 +45,7 @@ class HttpContext(NamedTuple):
     """Requests that the broker's work of this turn is done. Call it before `handle`."""
     not_ready: Callable[[], list[dict[str, str]]]
     """Returns why the broker does not do its whole work now; [] if it does."""
+    page: PageContext
 
 
 class HttpRequest(NamedTuple):
@@ -70,7 +74,7 @@ class HttpRequest(NamedTuple):
 
 
 class HttpAnswer(NamedTuple):
-    """One answer. `headers`: those that this answer has beside HEADERS."""
+    """One answer. `headers`: those that this answer has beside HEADERS, or in place of those with the same name."""
 
     status: int
     body: bytes
@@ -79,7 +83,8 @@ class HttpAnswer(NamedTuple):
 
     def all_headers(self) -> list[tuple[str, str]]:
         own = [("Content-Type", self.content_type), ("Content-Length", str(len(self.body)))]
-        return [*own, *HEADERS, *self.headers]
+        replaced = {name for name, _ in self.headers}
+        return [*own, *(each for each in HEADERS if each[0] not in replaced), *self.headers]
 
 
 def text_answer(status: int, sentence: str, *headers: tuple[str, str]) -> HttpAnswer:

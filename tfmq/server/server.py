@@ -322,6 +322,7 @@ class Server:
         self.config = config
         self._reactor = reactor
         self._clock = clock
+        self._randomness = randomness
         self._turn = Turn(reactor)
         self._workers = WorkerThreads(reactor, delivered=self._turn.request_end)
         self._fsync = AsyncFsync(reactor, self._turn.request_end)
@@ -459,6 +460,7 @@ class Server:
             http_url,
         )  # loads twisted.web, which a server without HTTP does not need
         from tfmq.server.http_message import HttpContext
+        from tfmq.server.http_page import make_page
 
         context = HttpContext(
             config=lambda: self.config,
@@ -466,6 +468,14 @@ class Server:
             handle=self._request_handler.handle,
             turn_wanted=self._turn.request_end,
             not_ready=self._not_ready,
+            page=make_page(
+                lambda: self._session_context,
+                lambda: self._broker,
+                self._clock,
+                self._randomness,
+                listening.getsockname()[1],
+                lambda: self._tls_context is not None,
+            ),
         )
         self._http = HttpServer(listening, reactor_of_newcomers(self._reactor), context, lambda: self._tls_context)
         self.http_url = http_url(self.config.http.listen, listening, self._tls_context is not None)

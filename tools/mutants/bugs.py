@@ -38,6 +38,7 @@ from tools.mutants.bugs_letters import LETTERS
 from tools.mutants.bugs_offsets import OFFSETS
 from tools.mutants.bugs_operating import OPERATING
 from tools.mutants.bugs_packages import PACKAGES
+from tools.mutants.bugs_page import PAGE
 from tools.mutants.bugs_programs import PROGRAMS
 from tools.mutants.bugs_refusals import REFUSALS
 from tools.mutants.bugs_removed_files import REMOVED_FILES
@@ -126,5 +127,6 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + TRACE
     + HTTP
     + VERIFICATION
+    + PAGE
     + FAULT_RUNS
 )

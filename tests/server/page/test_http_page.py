@@ -1,0 +1,172 @@
+"""The page over HTTP: its files and their versions, and which requests of other sites' pages are refused."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.server.page.browser import PageServer, page_server, prepare
+from tests.server.wire import PATIENCE_SECONDS
+from tfmq.server.http import ROUTES
+from tfmq.server.http_page import POLICY
+from tfmq.server.page.api import VIEWS
+from tfmq.server.page.files import FOLDER, INDEX, NAMES
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
+    with page_server(tmp_path_factory.mktemp("page")) as made:
+        yield made
+
+
+class Answer:
+    """The answer to one request."""
+
+    def __init__(self, server: PageServer, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> None:
+        where = urlsplit(server.url)
+        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=PATIENCE_SECONDS)
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        self.status, self.headers, self.body = response.status, response.headers, response.read()
+        connection.close()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+# Files
+
+
+def test_every_file_of_the_page_is_served_and_no_other(server: PageServer) -> None:
+    assert sorted(each.name for each in FOLDER.iterdir()) == sorted(NAMES)
+    for name in NAMES:
+        answer = Answer(server, "/" if name == INDEX else f"/{name}")
+        assert (answer.status, answer.body) == (200, (FOLDER / name).read_bytes()), name
+    for path in ("/index.html", "/page.css/", "/static/page.css", "/../page.css", "/%2e%2e/api.py", "/api.py", "/api/"):
+        assert Answer(server, path).status == 404, path
+
+
+def test_a_browser_that_has_a_file_does_not_load_it_again(server: PageServer) -> None:
+    first = Answer(server, "/main.js")
+    again = Answer(server, "/main.js", if_none_match=first.headers["ETag"])
+    assert (again.status, again.body, first.headers["Cache-Control"]) == (304, b"", "no-cache")
+    assert Answer(server, "/main.js", if_none_match='"another"').status == 200
+    assert Answer(server, "/api/overview").headers["Cache-Control"] == "no-store"
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_has_no_script_in_its_markup(server: PageServer) -> None:
+    answer = Answer(server, "/")
+    assert answer.headers.get_all("Content-Security-Policy") == [POLICY]
+    assert "unsafe" not in POLICY and "*" not in POLICY and "http" not in POLICY
+    for name in NAMES:
+        text = (FOLDER / name).read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "http:" not in text and "https:" not in text and "//cdn" not in text, name
+        assert not any(
+            sink in text for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(")
+        ), name
+
+
+# Requests of other sites' pages
+
+CHANGE = "/api/transaction/end"
+
+
+class Visitor:
+    """A page of this server: its cookie and token. `end` asks to end a transaction, with some headers changed."""
+
+    def __init__(self, server: PageServer) -> None:
+        self.server = server
+        session = Answer(server, "/api/session")
+        self.cookie = session.headers["Set-Cookie"]
+        self.headers = {
+            "content_type": "application/json",
+            "origin": server.url,
+            "cookie": self.cookie.partition(";")[0],
+            "x_tfmq_token": session.json["token"],
+        }
+
+    def end(self, values: Any, path: str = CHANGE, **changed: str | None) -> Answer:
+        headers = {name: value for name, value in {**self.headers, **changed}.items() if value is not None}
+        return Answer(self.server, path, "POST", json.dumps(values).encode(), **headers)
+
+
+def state_of(server: PageServer, xid: str) -> str:
+    with server.admin() as admin:
+        return admin.transaction(xid).state
+
+
+REFUSED: dict[str, dict[str, str | None]] = {
+    "no token": {"x_tfmq_token": None},
+    "another token": {"x_tfmq_token": "0" * 64},
+    "no cookie": {"cookie": None},
+    "the token of another cookie": {"cookie": "%s=" + "ab" * 16},
+    "no origin": {"origin": None},
+    "an unknown origin": {"origin": "null"},
+    "another site": {"origin": "http://evil.example"},
+    "another port": {"origin": "http://127.0.0.1:1"},
+    "a form": {"content_type": "application/x-www-form-urlencoded"},
+    "text": {"content_type": "text/plain; application/json"},
+    "what the browser says is another site": {"sec_fetch_site": "cross-site"},
+}
+
+
+@pytest.mark.parametrize("changed", REFUSED.values(), ids=REFUSED)
+def test_a_change_that_another_site_could_send_is_refused(server: PageServer, changed: dict[str, str | None]) -> None:
+    prepare(server, "kept")
+    with server.admin() as admin:
+        epoch = admin.transaction("kept").epoch
+    visitor = Visitor(server)
+    name = visitor.headers["cookie"].partition("=")[0]
+    changed = {key: value and value.replace("%s", name) for key, value in changed.items()}
+    wish = {"xid": "kept", "epoch": epoch, "end": "rollback"}
+    refused = visitor.end(wish, **changed)
+    is_stale = bool({"cookie", "x_tfmq_token"} & changed.keys())
+    assert (refused.status, refused.json["error"]) == (403, "stale_page" if is_stale else "forbidden")
+    assert state_of(server, "kept") == "prepared"
+    assert visitor.end(wish).json["state"] == "heuristic_rolled_back"
+    with server.admin() as admin:
+        admin.forget_transaction("kept")
+
+
+def test_the_cookie_is_not_for_scripts_nor_for_other_sites(server: PageServer) -> None:
+    visitor = Visitor(server)
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {each.strip() for each in visitor.cookie.split(";")}
+    again = Answer(server, "/api/session", cookie=visitor.headers["cookie"])
+    assert again.json["token"] == visitor.headers["x_tfmq_token"]
+
+
+@pytest.mark.parametrize("view", [each for each in VIEWS if each.method == "POST"], ids=lambda each: each.path)
+def test_no_change_is_made_by_a_get_or_without_the_token(server: PageServer, view: Any) -> None:
+    assert Answer(server, f"/api/{view.path}").status == 405
+    visitor = Visitor(server)
+    assert visitor.end({}, f"/api/{view.path}", x_tfmq_token=None).status == 403
+    assert visitor.end({}, f"/api/{view.path}?store=x").status == 400
+    bodies: tuple[Any, ...] = ([], "text", None, 1)
+    for body in bodies:
+        assert visitor.end(body, f"/api/{view.path}").status == 400
+
+
+def test_every_view_is_in_the_table_of_routes() -> None:
+    routes = {(route.path, method) for route in ROUTES for method in route.methods}
+    assert {(f"/api/{view.path}", view.method) for view in VIEWS} <= routes
+
+
+def test_an_error_of_the_broker_is_its_code_and_sentence(server: PageServer) -> None:
+    for path, status, code in (
+        ("/api/topic?name=nothing", 404, "unknown_topic"),
+        ("/api/topic", 400, "bad_request"),
+        ("/api/topics?limit=100000", 400, "bad_request"),
+        ("/api/topics?surprise=1", 400, "bad_request"),
+        ("/api/transaction?xid=x&epoch=-1", 400, "bad_request"),
+        ("/api/delayed?after=nonsense", 400, "bad_request"),
+        ("/api/dead-letter?store=nothing&id=x", 404, "unknown_topic"),
+    ):
+        answer = Answer(server, path)
+        assert (answer.status, answer.json["error"]) == (status, code), path
+        assert answer.json["message"].endswith(".") and answer.headers["Content-Type"] == "application/json"

@@ -1,0 +1,97 @@
+"""The page over HTTP: its files, and the calls of its API, each with the rights of the user of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+
+from journal.clock import Clock
+from tfmq.broker.broker import Broker
+from tfmq.errors import BadRequest
+from tfmq.server.http_message import JSON, HttpAnswer, HttpRequest, json_answer
+from tfmq.server.local_connection import LocalSession
+from tfmq.server.page.api import VIEWS, Api, ApiView, PageContext, object_of_body
+from tfmq.server.page.arguments import to_json
+from tfmq.server.page.call import Source
+from tfmq.server.page.counters import LogCounters
+from tfmq.server.page.cross_site import STALE_PAGE, PageTokens
+from tfmq.server.page.files import INDEX, NAMES, static_file
+from tfmq.server.session import SessionContext
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'none';"
+    " base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""What the page may do: load its own files, and call its own API. With trusted types the browser refuses every
+statement that would read markup or script from a text."""
+
+Handler = Callable[[HttpRequest], "HttpAnswer | Deferred[HttpAnswer]"]
+
+
+def _file(name: str, request: HttpRequest) -> HttpAnswer:
+    """Return a file of the page; 304 without it if the browser has this version."""
+    found = static_file(name)
+    headers = (("ETag", found.etag), ("Cache-Control", "no-cache"), ("Content-Security-Policy", POLICY))
+    if found.etag in request.headers.get("if-none-match", ""):
+        return HttpAnswer(304, b"", found.content_type, headers)
+    return HttpAnswer(200, found.body, found.content_type, headers)
+
+
+def _session(request: HttpRequest) -> HttpAnswer:
+    """Return who uses the page, and the token for its changes. Sets the cookie to which the token belongs."""
+    tokens = request.context.page.tokens
+    cookie = tokens.cookie_of(request.headers) or tokens.new_cookie()
+    header = ("Set-Cookie", tokens.header(cookie, is_tls=request.context.page.is_tls()))
+    return json_answer({"user": "", "token": tokens.token_of(cookie)})._replace(headers=(header,))
+
+
+def _call(view: ApiView, request: HttpRequest) -> HttpAnswer | Deferred[HttpAnswer]:
+    """Execute one call of the API."""
+    given: dict[str, Any]
+    if view.method == "POST":
+        refusal = request.context.page.tokens.refusal(request.headers)
+        if refusal is not None:
+            error = "stale_page" if refusal is STALE_PAGE else "forbidden"
+            return json_answer({"error": error, "message": refusal}, 403)
+        if request.query_text:
+            raise BadRequest("The arguments of a change are in the body of the request.")
+        given = object_of_body(request.body)
+    else:
+        given = dict(request.query())
+    answer: Deferred[HttpAnswer] = Deferred()
+
+    def done(result: dict[str, Any] | None, error: BaseException | None) -> None:
+        if error is not None:
+            answer.errback(error)
+        else:
+            answer.callback(HttpAnswer(200, to_json(result) + b"\n", JSON))
+
+    request.context.page.api.call(view, given, LocalSession(f"the page at {request.peer}"), done)
+    return answer
+
+
+def make_page(
+    context: Callable[[], SessionContext],
+    broker: Callable[[], Broker],
+    clock: Clock,
+    randomness: Callable[[int], bytes],
+    port: int,
+    is_tls: Callable[[], bool],
+) -> PageContext:
+    """Return what the handlers of the page share. `port`: that of the HTTP server."""
+    counters = LogCounters(lambda: (each.log for each in broker().topics.partitions()), clock.monotonic)
+    source = Source(lambda: broker().topics, lambda: broker().catalog.state.groups, counters.read)
+    api = Api(context, source, clock.monotonic, clock.wall_ms)
+    return PageContext(api, PageTokens(randomness, port), is_tls)
+
+
+PAGE_ROUTES: Final[tuple[tuple[str, tuple[str, ...], str, Handler], ...]] = (
+    ("/", ("GET",), "", partial(_file, INDEX)),
+    *((f"/{name}", ("GET",), "", partial(_file, name)) for name in NAMES if name != INDEX),
+    ("/api/session", ("GET",), "", _session),
+    *((f"/api/{view.path}", (view.method,), "", partial(_call, view)) for view in VIEWS),
+)
+"""Path, methods, right and handler of each route of the page."""
