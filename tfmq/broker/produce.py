@@ -86,6 +86,8 @@ class ProduceAppend(PendingAppend):
         """If the request has acks=synced, reply once the log is durable up to `end`; else reply now."""
         fields = (repeated, result.append_time, result.first_ordinal)
         if self._request.acks == ACKS_SYNCED:
+            if self._request.trace is not None:
+                self._reply.appended()
             self._release_body()
             partition.when_durable(end, partial(self._fsync_done, positions, fields))
         else:

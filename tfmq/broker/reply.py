@@ -38,6 +38,12 @@ class Reply(Protocol):
     def body_done(self) -> None:
         """Release the memory of the request's body before the reply, at most once. `ok` and `error` also release it."""
 
+    def appended(self) -> None:
+        """Record that the request's batch is appended, and that the reply waits for its fsync.
+
+        Called only for a PRODUCE with a trace context.
+        """
+
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
         """Send the reply with these fields, in the order of `tfmq.protocol.commands`, and the body.
 

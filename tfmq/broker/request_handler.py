@@ -190,6 +190,9 @@ class LoggingReply:
     def body_done(self) -> None:
         self._reply.body_done()
 
+    def appended(self) -> None:
+        self._reply.appended()
+
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
         self._log(self._command.describe_result(*fields))
         self._reply.ok(*fields, body=body)

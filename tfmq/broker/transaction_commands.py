@@ -126,7 +126,7 @@ class TransactionCommands:
         def fields(ended: CommitResult) -> tuple[Any, ...]:
             return ended.state, ended.dropped, ended.offsets, self._delayed_rows(ended), ended.lost
 
-        self.coordinator.commit(*request, session, self._quotas.reply_when_done(reply, session, fields))
+        self.coordinator.commit(*request[:-1], session, self._quotas.reply_when_done(reply, session, fields))
 
     def _delayed_rows(self, ended: CommitResult) -> list[TransactionDelayed]:
         return [

@@ -53,6 +53,11 @@ DUE_RELATIVE = 1 << 63
 DUE_MAX = DUE_RELATIVE - 1
 DUE_BYTES = 8
 _DUES = ByteString(DUE_BYTES * limits.BATCH_RECORDS_DELAYED, DUE_BYTES, "bin of one u64 a record")
+TRACE_CONTEXT_BYTES: Final = 128
+"""Maximum size of a trace context; version 00 of W3C's header `traceparent` has 55 characters."""
+TraceContext = Annotated[str | None, Optional(Text(TRACE_CONTEXT_BYTES, empty=False))]
+"""The W3C trace context (`traceparent`) of the span in which a client sends a request; nil without a span. The kind is
+Optional, not a text that may be empty, because nil is accepted without a call."""
 DuesOrNil = Annotated[bytes | None, Optional(_DUES)]
 
 
@@ -347,6 +352,7 @@ class Produce(NamedTuple):
     blocks: Blocks
     due: DuesOrNil = None
     transaction: Annotated[int | None, Optional(Integer(1, (1 << 63) - 1, "u63, not 0"))] = None
+    trace: TraceContext = None
 
 
 class ProduceReply(NamedTuple):
@@ -392,6 +398,7 @@ class Fetch(NamedTuple):
     wait_ms: Size = 0
     read: Annotated[int, Integer(READ_FORCED, READ_WRITTEN)] = READ_FORCED
     tags: Annotated[list[int] | None, Optional(ListOf(Integer(1, 65_535), limits.FETCH_TAGS))] = None
+    trace: TraceContext = None
 
 
 class FetchReply(NamedTuple):
@@ -845,6 +852,7 @@ class PrepareTransaction(NamedTuple):
     epoch: TransactionEpoch
     ttl_ms: Annotated[int | None, Optional(Integer(1, limits.TRANSACTION_TTL_SECONDS.cap * 1000, "u63, not 0"))]
     offsets: TransactionOffsetRows
+    trace: TraceContext = None
 
 
 class PrepareTransactionReply(NamedTuple):
@@ -865,6 +873,7 @@ class CommitTransaction(NamedTuple):
     heuristic: Boolean
     offsets: TransactionOffsetRows
     force: Boolean = False
+    trace: TraceContext = None
 
 
 class CommitTransactionReply(NamedTuple):
@@ -931,6 +940,7 @@ class Transact(NamedTuple):
     number: Number
     batches: TransactionBatches
     offsets: TransactionOffsetRows
+    trace: TraceContext = None
 
 
 class TransactReply(NamedTuple):
@@ -1073,6 +1083,9 @@ COMMANDS: tuple[Command, ...] = (
 )
 BY_CODE: dict[int, Command] = {command.code: command for command in COMMANDS}
 BY_REQUEST: dict[type[Any], Command] = {command.request.shape: command for command in COMMANDS}
+
+TRACED_REQUESTS: Final = frozenset({Produce, Fetch, PrepareTransaction, CommitTransaction, Transact})
+"""The requests that may carry the trace context of the client's span."""
 
 SPARE_FIELDS = 64
 """Maximum number of unknown fields in a request and its rows together. Fields of later releases are ignored."""

@@ -29,6 +29,7 @@ from tfmq.server.health import RecoveryResponder
 from tfmq.server.reactor import AsyncFsync, Turn, WorkerThreads, reactor_of_newcomers
 from tfmq.server.session import RejectedConnection, Session, SessionContext
 from tfmq.server.tls_connection import TlsConnection
+from tfmq.server.tracing import with_spans
 from tfmq.server.transport import BACKLOG, Connection, FrameProtocol, Listener, address_text
 from tfmq.tls import READ_BYTES, TlsSocket, server_context
 
@@ -540,7 +541,7 @@ class Server:
     @functools.cached_property
     def _session_context(self) -> SessionContext:
         return SessionContext(
-            handle=self._request_handler.handle,
+            handle=with_spans(self._request_handler.handle),
             node=self._broker.node,
             server=server_name(),
             address=self.address,

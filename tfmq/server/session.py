@@ -73,6 +73,9 @@ class Reply:
         if buffer is not None:
             buffer.release()
 
+    def appended(self) -> None:
+        """Do nothing: only `tracing.TracedReply` records that a batch is appended."""
+
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
         """Send the reply's fields, followed by its body."""
         session = self._take_session()

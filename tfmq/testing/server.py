@@ -22,6 +22,7 @@ from tfmq.client.operation import run_inline
 from tfmq.config import Config
 from tfmq.protocol.commands import ACKS, header_bounds
 from tfmq.server.session import Session, SessionContext
+from tfmq.server.tracing import with_spans
 from tfmq.testing.wire import BrokerEnd, ClientEnd, Wire
 
 STOP_TURNS_MAX: Final = 100_000  # if the broker has not stopped after this many turns, the stop has failed
@@ -180,7 +181,7 @@ class SimulatedServer:
 
     def _welcome(self, engine: RequestHandler) -> SessionContext:
         return SessionContext(
-            handle=partial(self._serve, engine),
+            handle=with_spans(partial(self._serve, engine)),
             node=engine.broker.node,
             server="tfmq in a test",
             address=self.address,

@@ -59,6 +59,7 @@ from tools.mutants.bugs_strict import STRICT
 from tools.mutants.bugs_testing import TESTING
 from tools.mutants.bugs_tls import TLS
 from tools.mutants.bugs_trace import TRACE
+from tools.mutants.bugs_tracing import TRACING
 from tools.mutants.bugs_transaction_journal import TRANSACTION_JOURNAL
 from tools.mutants.bugs_transaction_queue import TRANSACTION_QUEUE
 from tools.mutants.bugs_transaction_store import TRANSACTION_STORE
@@ -128,5 +129,6 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + HTTP
     + VERIFICATION
     + PAGE
+    + TRACING
     + FAULT_RUNS
 )

@@ -11,7 +11,7 @@ IDLE: Final = "tests/server/test_server.py"
 ADDRESS: Final = "tests//test_data_dir.py"
 FORKS: Final = "tests/client/drivers/test_fork.py"
 TWISTED: Final = "tests/client/drivers/test_twisted.py"
-HOOKS: Final = "tests/test_hooks.py"
+TRACING: Final = "tests/test_tracing.py"
 CODECS: Final = "tests/test_codecs.py"
 
 _DELIVERY = "tfmq/client/producer/delivery.py"
@@ -235,9 +235,9 @@ AROUND: Final = (
         "trace-of-another-message",
         "the span of a handler is a child of the span that sent its message",
         _HOOKS,
-        "        context = self._extract(message.properties)\n",
-        "        context = self._extract({})\n",
-        [HOOKS],
+        "        sender = self._extract(properties)\n",
+        "        sender = self._extract({})\n",
+        [TRACING],
     ),
     Mutant(
         "span-never-left",
@@ -245,23 +245,23 @@ AROUND: Final = (
         _HOOKS,
         "        self._context.detach(token)\n",
         "        self._context.get_current()\n",
-        [HOOKS],
+        [TRACING],
     ),
     Mutant(
         "span-not-sent-along",
         "a message carries the span in which it was sent",
         _HOOKS,
-        "            self._inject(properties)\n",
-        "            self._inject({})\n",
-        [HOOKS],
+        "self._inject(properties, self._trace",
+        "self._inject({}, self._trace",
+        [TRACING],
     ),
     Mutant(
         "user-s-traceparent-overwritten",
         "a trace context that the program set on a message is kept",
         _HOOKS,
-        "        if TRACE_PARENT not in properties:\n            self._inject(properties)\n",
-        "        self._inject(properties)\n",
-        [HOOKS],
+        "        if TRACE_PARENT in properties:\n            return message\n",
+        "",
+        [TRACING],
     ),
     Mutant(
         "json-takes-not-a-number", "data that is sent as JSON is valid JSON", _CODECS, ", allow_nan=False", "", [CODECS]

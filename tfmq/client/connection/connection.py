@@ -34,7 +34,16 @@ from tfmq.errors import (
     TimedOut,
     from_error_reply,
 )
-from tfmq.protocol.commands import BY_REQUEST, MAGIC, VERSION_MAX, VERSION_MIN, Command, Hello, HelloReply
+from tfmq.protocol.commands import (
+    BY_REQUEST,
+    MAGIC,
+    TRACED_REQUESTS,
+    VERSION_MAX,
+    VERSION_MIN,
+    Command,
+    Hello,
+    HelloReply,
+)
 from tfmq.protocol.frames import EMPTY_LINE, Decoder, Frame, encode
 
 Address = BrokerAddress | LocalBrokerAddress
@@ -182,6 +191,9 @@ class ClientConnection:
         """Whether a person uses the client, so that the broker logs the changes that it requests."""
         self.waits_for_fsync = False
         """Whether replies mostly come after an fsync, so that a driver that busy-polls does so for longer."""
+        self.trace_context: Callable[[], str | None] | None = None
+        """Returns the trace context of the active span, for requests that a caller sends; None if the client does not
+        trace."""
         self.first_connect_timeout = first_connect_timeout
         self.now = clock
         """Returns the time in seconds, by the connection's clock. All deadlines are times of this clock."""
@@ -244,6 +256,8 @@ class ClientConnection:
         number = next(self._correlation_ids) % _CORRELATION_IDS
         while number == 0 or number in self._pending:
             number = next(self._correlation_ids) % _CORRELATION_IDS
+        if self.trace_context is not None and not in_background and type(request) in TRACED_REQUESTS:
+            request = request._replace(trace=request.trace or self.trace_context())
         command = BY_REQUEST[type(request)]
         pending = PendingRequest(request, command, body, number, deadline, repeat, in_background, wants_reply, update)
         if self.state == READY:

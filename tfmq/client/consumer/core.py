@@ -24,6 +24,7 @@ from tfmq.client.consumer.positions import Positions
 from tfmq.client.consumer.rebalance import Rebalance
 from tfmq.client.operation import NEVER, BackgroundTasks, Event, Executor, Operation, Task, Wait, run_inline
 from tfmq.errors import BadRequest, Closed, StorageStopped, TimedOut, UnknownPartition, UnknownTopic
+from tfmq.hooks import trace_context_source
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import BY_LATEST, BY_OFFSET, Locate
 
@@ -55,6 +56,7 @@ class ConsumerCore:
         self.wake_driver = wake_driver
         self.options = options
         self.link = link
+        link.trace_context = trace_context_source(options.hooks)
         self.closed = False
         self.message_count = 0
         self.stop_requested = Event()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tfmq.client.admin.delayed import Rescheduled, cancel_delayed_message, reschedule_delayed_message
@@ -17,8 +17,8 @@ from tfmq.client.send.delivery_time import IMMEDIATE, Delay, DeliveryTime, Momen
 from tfmq.client.send.partitioner import KeyHash, StrictPartitions, load_selector
 from tfmq.client.transaction.transaction import ProducerTransactions
 from tfmq.codecs import Codec, check_codec, select_codec
-from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TimedOut
-from tfmq.hooks import check_hooks
+from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TfmqError, TimedOut
+from tfmq.hooks import TRACE_PARENT, Tracing, check_hooks, trace_context_source
 from tfmq.limits import NAME_RULE, is_valid_name
 from tfmq.message import Message, payload_bytes
 from tfmq.protocol.commands import ACKS, ACKS_SYNCED
@@ -80,6 +80,7 @@ class ProducerCore:
         self.link, self.driver, self.wall_clock = make_client_parts(
             arguments["servers"], driver_type, client_id=arguments["client_id"]
         )
+        self.link.trace_context = trace_context_source(self.hooks)
         self.link.waits_for_fsync = self.options.acks in (None, ACKS_SYNCED)
         self.owner = owner_type(self)
         self._create_accumulator()
@@ -186,10 +187,15 @@ class ProducerCore:
         Raises `Closed` after `close`, `MessageTooLarge`, and the errors of the partition selector.
         """
         self.check_open()
-        if self.store_and_forward is not None:
-            delivery = self.store_and_forward.append(topic, message, payload)
-        else:
-            delivery = self.accumulator.append(topic, message, payload, called_at)
+        try:
+            if self.store_and_forward is not None:
+                delivery = self.store_and_forward.append(topic, message, payload)
+            else:
+                delivery = self.accumulator.append(topic, message, payload, called_at)
+        except TfmqError as error:
+            for hook in self.hooks:
+                hook.after_send(topic, message, None, error)
+            raise
         if self.hooks:
             self.add_hook_callback(topic, message, delivery)
         return delivery
@@ -199,6 +205,8 @@ class ProducerCore:
             error = done.peek()
             result = None if error is not None else done.result()
             for hook in self.hooks:
+                if isinstance(hook, Tracing):
+                    hook.after_attempts(message, getattr(done[0], "send_count", 1))
                 hook.after_send(topic, message, result, error)
 
         delivery.add_callback(call_hooks)
@@ -214,6 +222,24 @@ class ProducerCore:
 
     def send_many(self, topic: str, payloads: Iterable[Any], when: DeliveryTime = IMMEDIATE) -> Operation[Deliveries]:
         """Append all payloads. Then close the last batch, so that it is sent before its linger time has passed."""
+        tracing = next((hook for hook in self.hooks if isinstance(hook, Tracing)), None)
+        if tracing is None:
+            return (yield from self._send_many(topic, payloads, when, None))
+        properties = tracing.before_send_many(topic)
+        try:
+            deliveries = yield from self._send_many(topic, payloads, when, properties)
+        except BaseException as error:
+            tracing.after_send_many(properties, 0, error)
+            raise
+        deliveries.add_callback(
+            lambda done: tracing.after_send_many(properties, len(done), next(_errors_of(done), None))
+        )
+        return deliveries
+
+    def _send_many(
+        self, topic: str, payloads: Iterable[Any], when: DeliveryTime, properties: Mapping[str, str] | None
+    ) -> Operation[Deliveries]:
+        """Send all payloads. `properties`: properties that each message gets that has no trace context, or None."""
         due = due_number(*when)
         self.prepare_message(topic, Message(b"")) if not self.hooks else self.check_open()
         deliveries = Deliveries(self.owner)
@@ -232,6 +258,8 @@ class ProducerCore:
                 yield from self._send_raw(topic, chunk, chunker, deliveries, given)
             else:
                 messages = (with_delivery_time(each, when) for each in chunker.chunk)
+                if properties:
+                    messages = (_with_trace(each, properties) for each in messages)
                 yield from self._send_each(topic, messages, deliveries, called_at)
         self.accumulator.expedite(deliveries.batches)
         return deliveries
@@ -447,3 +475,13 @@ class ProducerCore:
             "connected": link.state == READY,
             "server": str(link.server),
         }
+
+
+def _with_trace(message: Message, properties: Mapping[str, str]) -> Message:
+    """Return the message with the trace context in `properties`, unless it has one."""
+    own = message.properties or {}
+    return message if TRACE_PARENT in own else message._replace(properties={**own, **properties})
+
+
+def _errors_of(deliveries: Deliveries) -> Iterator[TfmqError]:
+    return (batch.error for batch in deliveries.batches if batch.error is not None)

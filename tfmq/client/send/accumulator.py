@@ -37,6 +37,7 @@ from tfmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from tfmq.hooks import sampled_context
 from tfmq.limits import MESSAGE_BYTES
 from tfmq.message import Message, encode_attribute
 from tfmq.protocol.commands import ACKS_SYNCED, Metadata
@@ -227,6 +228,8 @@ class RecordAccumulator:
             self.close_batch(batch)
             batch = self._open_batch_for(entry, message, due is not None)
         index = batch.add(payload, part, message.tag)
+        if self.link.trace_context is not None and message.properties and batch.trace is None:
+            batch.trace = sampled_context(message.properties)
         if due is not None and batch.due_times is not None:
             batch.due_times.add(StampedDueTime(due, self.now() if called_at is None else called_at))
         if batch.is_open and (batch.room_bytes <= 0 or batch.closes_at <= 0):

@@ -93,6 +93,9 @@ class Batch(Future):
     sequence: int = 0
     encoded: EncodedRecords | None = None
     attempts: int = 0
+    """How many requests may have stored the batch."""
+    send_count: int = 0
+    """How often the batch was sent, also where the broker was busy."""
     last_error: TfmqError | None = None
     rerouted_from_partitions: int = 0
     """If the batch was rerouted from a deleted topic, the number of partitions that this topic had; else 0."""
@@ -107,6 +110,8 @@ class Batch(Future):
     """The topic's metadata at the time when the partition was chosen."""
     handles: Handles | None = None
     """The handles of delayed messages, which have no offsets before they are delivered; else None."""
+    trace: str | None = None
+    """The trace context of the first message that has one; the broker's spans for the batch are its children."""
     prepared: PreparedBatch | None = None
     """The records of a batch that was made from Arrow columns and has no `payloads`; else None."""
 

@@ -288,7 +288,9 @@ class PartitionSender:
         sequence_fields = (batch.producer_id, batch.sequence, batch.count)
         try:
             pending = accumulator.link.send_request(
-                _new(Produce, (*partition_fields, *sequence_fields, acks, batch.encoded.blocks, None, None)),
+                _new(
+                    Produce, (*partition_fields, *sequence_fields, acks, batch.encoded.blocks, None, None, batch.trace)
+                ),
                 batch.encoded.data,
                 seconds=max(0.0, batch.deadline - accumulator.now()),
                 in_background=True,
@@ -299,6 +301,7 @@ class PartitionSender:
             accumulator.fail_batch(batch, error)
             return
         batch.attempts += 1
+        batch.send_count += 1
         batch.last_error = None
         self.in_flight.append(batch)
         self._in_flight_bytes += batch.size_bytes
@@ -337,7 +340,9 @@ class PartitionSender:
 
     def _handle_reply(self, batch: Batch, pending: PendingRequest) -> None:
         self._open_requests -= 1
-        batch.attempts += max(0, pending.send_count - 1)
+        repeats = max(0, pending.send_count - 1)
+        batch.attempts += repeats
+        batch.send_count += repeats
         error = pending.error
         if isinstance(error, Busy | SequenceGap) and pending.send_count == 1:
             batch.attempts -= 1  # The error proves that this attempt stored nothing, so it does not count.

@@ -229,6 +229,9 @@ class RetryLater(Exception):
     timedelta; any other value raises BadRequest. `reason` is stored.
     """
 
+    is_failure = False
+    """Read by `tfmq.hooks.Tracing`, which records other exceptions of a handler as errors."""
+
     __module__ = "tfmq"
 
     def __init__(self, seconds: float | timedelta, reason: str = "") -> None:
