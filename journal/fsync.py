@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 from journal.clock import Clock
 from journal.disk import Disk, File, FileReferences
 from journal.errors import BeyondEnd, Closed, JournalError, Stopped
+from journal.histogram import TimeHistogram
 from journal.linux_aio import AioFsync, FsyncCallback, StartFsync
 
 FsyncMethod = Literal["auto", "fdatasync", "syncfs"]
@@ -170,6 +171,8 @@ class Forcer:
         self.forces = 0
         """Number of rounds so far. `joint_forces`: number of rounds with a successful syncfs."""
         self.joint_forces = 0
+        self.times = TimeHistogram()
+        """Times of the rounds, from the start until this thread gets the result."""
 
     @property
     def idle(self) -> bool:
@@ -250,8 +253,10 @@ class Forcer:
         started_at = self._clock.monotonic()
 
         def done(results: list[Exception | None] | None, error: BaseException | None) -> None:
+            seconds = self._clock.monotonic() - started_at
+            self.times.record(seconds)
             if alone:
-                self._methods.record("worker", self._clock.monotonic() - started_at)
+                self._methods.record("worker", seconds)
             self._complete(plans, results, error)
 
         self._run(lambda: self._fsync_all(plans), done)
@@ -261,7 +266,9 @@ class Forcer:
         started_at = self._clock.monotonic()
 
         def on_end(error: Exception | None) -> None:
-            self._methods.record("kernel", self._clock.monotonic() - started_at)
+            seconds = self._clock.monotonic() - started_at
+            self.times.record(seconds)
+            self._methods.record("kernel", seconds)
             if error is None:
                 self._record_success(plan, started_at)
             self._complete([plan], [error], None)

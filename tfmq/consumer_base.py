@@ -98,7 +98,7 @@ class BaseConsumer:
 
     def _open_dead_letter_store(self) -> DeadLetterStore | None:
         """Open the dead-letter store; None without a store or a group. Raises BadRequest for an invalid address."""
-        options, link = self._core.options, self._core.link
+        options, link, member = self._core.options, self._core.link, self._core.membership
         if options.dead_letters is None or options.group is None:
             return None
         return open_dead_letters(
@@ -110,6 +110,7 @@ class BaseConsumer:
             link=link,
             wall_clock=self._wall_clock,
             folder=in_process_state_folder(link),
+            on_dead=None if member is None else member.count_dead_letter,
         )
 
     def stats(self) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from tfmq.protocol.commands import COMMANDS, RESERVED  # noqa: E402
 from tfmq.protocol.delayed_handle import Handle, format_handle  # noqa: E402
 from tfmq.protocol.frames import encode  # noqa: E402
 from tfmq.protocol.schema import Record  # noqa: E402
+from tfmq.server import survey  # noqa: E402
+from tfmq.server.metrics import METRICS  # noqa: E402
 from tfmq.settings_table import RELOADED, SETTINGS, TOPIC_KEYS  # noqa: E402
 from tfmq.spark.options import OPTIONS, Side  # noqa: E402
 from tools.cli_reference import cli_reference, pipelines_reference  # noqa: E402
@@ -229,6 +231,24 @@ def setting_table() -> str:
     )
 
 
+def metric_table() -> str:
+    """Every metric, one line each."""
+    return table(
+        ("name", "type", "labels", "meaning"),
+        ((f"`{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.meaning) for m in METRICS),
+    )
+
+
+def metric_limits() -> str:
+    """How many series there are at most."""
+    return (
+        f"Series with the label `topic` alone are exported for the {survey.TOPIC_SERIES_MAX} topics with most bytes,"
+        f" those of groups for {survey.GROUP_SERIES_MAX} groups, or pairs of group and topic, and the lag for"
+        f" {survey.OFFSETS_MAX:,} offsets (one for each partition of a group). Sums without labels have everything."
+        " `tfmq_left_out` tells what is missing.\n"
+    )
+
+
 def spark_options(where: Side) -> str:
     """Every option of the Spark source or sink, one line each."""
     queries = {"batch": "batch", "stream": "stream", "both": ""}
@@ -285,6 +305,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "errors": error_table,
     "limits": limit_table,
     "settings": setting_table,
+    "metrics": metric_table,
+    "metric-limits": metric_limits,
     "spark-source": lambda: spark_options("source"),
     "spark-sink": lambda: spark_options("sink"),
     "hello-limits": lambda: ", ".join(f"`{n}`" for n in limits.limits_to_send({})) + "\n",

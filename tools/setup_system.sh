@@ -2,6 +2,7 @@
 # Installs the Debian packages that the tests use, where they are missing and we may. Says what it does.
 #   e2fsprogs   mkfs.ext4 for the power-cut images      mount, util-linux   losetup, mount, umount
 #   strace      a real EIO or ENOSPC at the Nth call    postgresql          a database with two-phase commit
+#   promtool            checks the alert rules; only this program of the package prometheus, in .venv/bin
 #   curl                a customer of the tutorials' services
 #   systemd             systemd-analyze, which checks conf/tfmq.service
 #   chromium, fonts     a browser that shows the page, and letters for it
@@ -19,6 +20,7 @@ PATH=$PATH:/usr/sbin:/sbin:$(printf '%s:' /usr/lib/postgresql/*/bin)
 declare -A missing=()
 for program in "${!package[@]}"; do command -v "$program" >/dev/null || missing[${package[$program]}]=1; done
 [ -n "${missing[chromium]:-}" ] && missing[fonts-dejavu-core]=1
+[ -x .venv/bin/promtool ] || command -v promtool >/dev/null || missing[promtool]=1
 jars=(/usr/share/java/zookeeper.jar .venv/lib/python*/site-packages/pyspark/jars/zookeeper-[0-9]*.jar)
 [ -e "${jars[0]}" ] || [ ${#jars[@]} -gt 1 ] || missing[libzookeeper-java]=1
 JAVA_MIN=17  # what Spark 4 asks for
@@ -46,6 +48,19 @@ if [ -n "${missing[default-jre-headless]:-}" ]; then
         done
     fi
 fi
+if [ -n "${missing[promtool]:-}" ]; then
+    # The package would start a server, so only the program is taken out of it.
+    unset 'missing[promtool]'
+    folder=$(mktemp -d)
+    if (cd "$folder" && apt-get download -qq prometheus >/dev/null 2>&1 && dpkg-deb --fsys-tarfile prometheus_*.deb |
+        tar x ./usr/bin/promtool) && [ -d .venv/bin ]; then
+        cp "$folder/usr/bin/promtool" .venv/bin/promtool
+    else
+        echo "setup: promtool could not be had from the package prometheus: a test of the alert rules is skipped" >&2
+    fi
+    rm -rf "$folder"
+fi
+[ ${#missing[@]} -eq 0 ] && exit 0
 install() { apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
 if [ -n "${missing[postgresql]:-}" ] && ! [ -e /etc/postgresql-common/createcluster.conf ]; then
     # The tests make a cluster of their own in a temporary folder: none is to be made and started beside it.

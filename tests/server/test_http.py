@@ -210,7 +210,7 @@ def test_connections_above_the_limit_are_closed(url: str) -> None:
 
 
 NO_PAGE: Any = None
-NO_BROKER = HttpContext(Config, dict, lambda *arguments: None, lambda: None, list, NO_PAGE)
+NO_BROKER = HttpContext(Config, dict, lambda *arguments: None, lambda: None, list, NO_PAGE, Deferred)
 
 
 class FakeServer:

@@ -248,7 +248,7 @@ class Broker(Runtime):
             "damaged": [{"topic": each.name, "partition": each.number} for each in partitions if each.log.damage],
             "unknown_folders": self.unknown_folders,
             "catalog": self.catalog.log.stopped or "open",
-            "free_bytes": self._free_bytes(),
+            "free_bytes": self.free_bytes(),
             "parked_fetches": self.fetches.parked_count,
             "pending_bytes": self.backpressure.pending_bytes,
             "forces": self.forcer.forces,
@@ -294,7 +294,7 @@ class Broker(Runtime):
             if isinstance(each, str) or each.log.stopped is not None
         ]
 
-    def _free_bytes(self) -> int | None:
+    def free_bytes(self) -> int | None:
         """Return the free space on the disk of the data folder; None if the system cannot tell it."""
         try:
             return self.disk.free_space(self.data)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from journal.crc32 import crc32
 from journal.errors import BelowStart, BeyondEnd
+from journal.histogram import TimeHistogram
 from journal.log.log import Log, Upto
 from journal.record.batch import Chunk
 from journal.record.block_trailer import TRAILER_SIZE, decode_trailer
@@ -47,8 +48,8 @@ class FetchInProgress:
     """One FETCH in progress.
 
     The next read starts at `offset`, which advances past blocks that the tag filter left out. At `deadline` (monotonic
-    seconds) a parked fetch gets an empty reply; 0.0: the fetch is never parked. `timer`, for the deadline, is set while
-    the fetch is parked.
+    seconds) a parked fetch gets an empty reply; 0.0: the fetch is never parked. `started_at`: when the request was
+    received (monotonic seconds). `timer`, for the deadline, is set while the fetch is parked.
     """
 
     partition: Partition
@@ -60,6 +61,7 @@ class FetchInProgress:
     upto: Upto
     tags: frozenset[int] | None
     deadline: float
+    started_at: float
     timer: Timer | None = None
     reading: bool = False
     replied: bool = False
@@ -80,11 +82,14 @@ class FetchHandler:
         """Number of fetches that failed because the broker had no memory for the read."""
         self._sessions: dict[Session, dict[int, FetchInProgress]] = {}
         self.parked_count = 0
+        self.times = TimeHistogram()
+        """Times from the request to its positive reply, of fetches that were not parked."""
 
     def fetch(self, request: Fetch, reply: Reply, session: Session) -> None:
         """Reply to a fetch or park it. Raises UnknownTopic, UnknownPartition, StorageStopped."""
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
         wait_ms = min(request.wait_ms, self._limits["fetch_wait_ms"])
+        now = self._timers.now()
         poll = FetchInProgress(
             partition,
             reply,
@@ -94,7 +99,8 @@ class FetchHandler:
             min(request.max_bytes, self._limits["fetch_bytes"]),
             "written" if request.read == READ_WRITTEN else "forced",
             None if request.tags is None else frozenset(request.tags),
-            self._timers.now() + wait_ms / 1000 if wait_ms else 0.0,
+            now + wait_ms / 1000 if wait_ms else 0.0,
+            now,
         )
         self._try_read(poll)
 
@@ -251,6 +257,8 @@ class FetchHandler:
         poll.reply.error(error)
 
     def _reply_ok(self, poll: FetchInProgress, chunk: Chunk, body: Any) -> None:
+        if poll.timer is None:
+            self.times.record(self._timers.now() - poll.started_at)
         self._remove_parked(poll)
         log = poll.partition.log
         poll.reply.ok(

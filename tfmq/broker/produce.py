@@ -8,6 +8,7 @@ from functools import partial
 from struct import error as StructError
 from typing import Any, Final
 
+from journal.histogram import TimeHistogram
 from journal.record.batch import Appended, Batch, succession_source
 from journal.record.block_trailer import TRAILER_SIZE
 from journal.record.format import ATTRIBUTE_SIZE, FLAG_ATTRIBUTE, HEADER_SIZE
@@ -39,12 +40,15 @@ class ProduceAppend(PendingAppend):
         "_request",
         "_run",
         "_session",
+        "_started_at",
+        "_writes",
         "size_bytes",
     )
 
     def __init__(self, request: Produce, body: Body, reply: Reply, session: Session, writes: "ProduceHandler") -> None:
         self._request, self._body, self._reply, self._session = request, body, reply, session
         self._quotas, self._run, self._now_ms = writes.quotas, writes.run, writes.now_ms
+        self._writes, self._started_at = writes, writes.monotonic()
         self.size_bytes = len(body)
         self._body_released = False
 
@@ -101,6 +105,7 @@ class ProduceAppend(PendingAppend):
             self._reply_ok(positions, ACKS_SYNCED, *fields)
 
     def _reply_ok(self, *fields: Any) -> None:
+        self._writes.times.record(self._writes.monotonic() - self._started_at)
         self._quotas.release(self._session, self.size_bytes + REQUEST_BYTES)
         self._reply.ok(*fields)
 
@@ -173,6 +178,9 @@ class ProduceHandler:
 
     def __init__(self, runtime: Runtime, topics: Topics, leases: IdAllocator, run: Run) -> None:
         self.quotas, self.run, self.now_ms = runtime.backpressure, run, runtime.clock.wall_ms
+        self.monotonic = runtime.clock.monotonic
+        self.times = TimeHistogram()
+        """Times from the request to its positive reply, without sends in transactions."""
         self._message_bytes_max = runtime.limits["message_bytes"]
         self._record_bytes_max = self._message_bytes_max + runtime.limits["attribute_bytes"] + HEADER_SIZE
         self._partition, self._leases = topics.partition, leases

@@ -37,6 +37,7 @@ def open_dead_letters(
     link: ClientConnection | None = None,
     wall_clock: Callable[[], float],
     folder: str | None = None,
+    on_dead: Callable[[], object] | None = None,
 ) -> DeadLetterStore:
     """Return the dead-letter store of a group; it is opened on first use. Raises BadRequest for an invalid address.
 
@@ -44,7 +45,8 @@ def open_dead_letters(
     message is dead (`retries` + 1) · `codec`: decodes `message.value` of messages that are handled again · `run`:
     executes the blocking calls of a database · `link`: the consumer's connection, which identifies the broker; required
     only for a topic · `wall_clock`: returns seconds since 1970 · `folder`: where `DEFAULT_STORE` stores GROUP.db,
-    instead of the user's state directory; used for an embedded broker, which has the dead letters in its own directory.
+    instead of the user's state directory; used for an embedded broker, which has the dead letters in its own directory
+    · `on_dead`: called after each change that left a letter in the state "dead".
     """
 
     def broker() -> str | None:
@@ -67,6 +69,7 @@ def open_dead_letters(
         codec=codec,
         broker=broker,
         has_message=None if link is None else lambda letter: _has_message(link, letter),
+        on_dead=on_dead or (lambda: None),
     )
 
 

@@ -124,7 +124,7 @@ class GroupDeadLetterStore:
     `calls_max`: handler calls after which a message is dead · `jitter`: returns random numbers from 0 to 1, which vary
     the delay of retries · `broker`: returns the id of the consumer's broker, None until the broker is reached; letters
     of other brokers are not leased · `has_message`: for a letter that records no broker id, returns whether the broker
-    has its message; None if that cannot be found out now.
+    has its message; None if that cannot be found out now · `on_dead`: called for each letter that is logged as dead.
     """
 
     lease_seconds = LEASE_SECONDS
@@ -140,6 +140,7 @@ class GroupDeadLetterStore:
         jitter: Callable[[], float] = random.random,
         broker: Callable[[], str | None] = lambda: "",
         has_message: Callable[[Letter], Operation[bool | None]] | None = None,
+        on_dead: Callable[[], object] = lambda: None,
     ) -> None:
         self.letters = letters
         self._group = group
@@ -150,6 +151,7 @@ class GroupDeadLetterStore:
         self._token = uuid.uuid4().hex  # identifies this consumer
         self._broker = broker
         self._has_message = has_message
+        self._on_dead = on_dead
         self._adoption_checked_ms: int | None = None
         self._expiry_pending = False
         self._foreign_ids: frozenset[str] = frozenset()
@@ -330,6 +332,7 @@ class GroupDeadLetterStore:
     def _log_if_dead(self, letter: Letter) -> None:
         """Log a letter that is dead now, without the text of its error, which may quote the message."""
         if letter.state == model.DEAD:
+            self._on_dead()
             kind = letter.error.partition(":")[0]
             log.warning("%s is dead letter %s (%s) in %s", letter.origin, letter.id, kind, self.address)
 

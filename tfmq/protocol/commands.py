@@ -560,7 +560,8 @@ class Heartbeat(NamedTuple):
     """Keep a member alive, and report in `held` the partitions that it has not released.
 
     A partition that is left out of `held` is released. The reply waits up to `wait_ms` for a change of the member's
-    assignment. `subscription` is sent only if it changed, or if the last reply had `forgotten` set.
+    assignment. `subscription` is sent only if it changed, or if the last reply had `forgotten` set. `dead_letters`: how
+    many messages have become dead letters at this member since it joined, for the broker's metrics.
     """
 
     group: Group
@@ -569,6 +570,7 @@ class Heartbeat(NamedTuple):
     held: HeldPartitions
     wait_ms: Size = 0
     subscription: SubscriptionOrNil = None
+    dead_letters: Number = 0
 
 
 class HeartbeatReply(NamedTuple):
@@ -581,11 +583,12 @@ class HeartbeatReply(NamedTuple):
 
 
 class LeaveGroup(NamedTuple):
-    """End the membership and release all partitions of the member."""
+    """End the membership and release all partitions of the member. `dead_letters`: as in HEARTBEAT."""
 
     group: Group
     member: Group
     generation: Number
+    dead_letters: Number = 0
 
 
 class LeaveGroupReply(NamedTuple):

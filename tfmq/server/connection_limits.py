@@ -162,6 +162,8 @@ class ConnectionLimits:
         self.clock = clock
         self.arena = ReceiveArena(pool)
         self.unsent_bytes = 0
+        self.received_bytes = self.sent_bytes = self.request_count = self.failed_handshakes = 0
+        """Counters since the start, of all connections: bytes without those of TLS, requests, TLS handshakes."""
         self.deferred: dict[LimitedConnection, None] = {}
         """Connections whose requests are deferred to a later turn. The time of a turn is divided among them."""
         self._deferred_scheduled = False

@@ -24,6 +24,7 @@ from tfmq.errors import BadRequest, Busy, NotAllowed, TfmqError, UnknownTopic
 from tfmq.server.health import live, ready
 from tfmq.server.http_message import HttpAnswer, HttpContext, HttpRequest, json_answer, text_answer
 from tfmq.server.http_page import PAGE_ROUTES
+from tfmq.server.metrics import metrics
 from tfmq.server.transport import PacedPort, address_text
 from tfmq.settings_table import Http
 from tfmq.tls import READ_BYTES, NotTls, TlsSocket
@@ -49,6 +50,7 @@ class Route(NamedTuple):
 ROUTES: Final[tuple[Route, ...]] = (
     Route("/live", ("GET",), "", live),
     Route("/ready", ("GET",), "", ready),
+    Route("/metrics", ("GET",), "monitor", metrics),
     *(Route(*each) for each in PAGE_ROUTES),
 )
 """Every path of the HTTP server. The first route that matches is used."""
@@ -287,6 +289,11 @@ class HttpServer:
         for channel in list(self.channels):
             channel.transport.abortConnection()
 
+    @property
+    def failed_handshakes(self) -> int:
+        """Number of connections whose TLS handshake failed."""
+        return self._port.failed_handshakes
+
     def _build_channel(self, address: IAddress) -> _Channel | None:
         if len(self.channels) >= limits.HTTP_CONNECTIONS:
             self.refused_count += 1
@@ -305,6 +312,7 @@ class HttpPort(PacedPort):
         self._preexistingSocket = listening
         self._tls_context = tls_context
         self._tls_scratch = bytearray(READ_BYTES)
+        self.failed_handshakes = 0
 
     def transport(
         self, sock: socket.socket, protocol: _Channel, client: tuple[Any, ...], server: Any, number: int, reactor: Any
@@ -331,10 +339,12 @@ class HttpsConnection(tcp.Server):  # type: ignore[misc]
         except BlockingIOError:
             return None
         except NotTls:
+            self.server.failed_handshakes += 1
             self.socket.raw.send(_PLAIN_ANSWER)
             return main.CONNECTION_DONE
         except OSError as error:
             if isinstance(error, ssl.SSLError) and not self.socket.is_established:
+                self.server.failed_handshakes += 1
                 logger.info("TLS handshake of an HTTP client failed: %s", error.reason or error)
             return main.CONNECTION_LOST
         return self._dataReceived(data)

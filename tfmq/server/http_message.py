@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
+from twisted.internet.defer import Deferred
+
 from tfmq import limits
 from tfmq.broker.reply import Body, Reply, Session
 from tfmq.config import Config
@@ -46,6 +48,8 @@ class HttpContext(NamedTuple):
     not_ready: Callable[[], list[dict[str, str]]]
     """Returns why the broker does not do its whole work now; [] if it does."""
     page: PageContext
+    scrape: Callable[[], Deferred[HttpAnswer]]
+    """Returns the answer with all metrics, later."""
 
 
 class HttpRequest(NamedTuple):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import ssl
 
     from tfmq.server.http import HttpServer
+    from tfmq.server.metrics import Scraper
     from tfmq.zookeeper.registration import Registration
 
 
@@ -477,10 +478,37 @@ class Server:
                 listening.getsockname()[1],
                 lambda: self._tls_context is not None,
             ),
+            scrape=self._create_scraper().scrape,
         )
         self._http = HttpServer(listening, reactor_of_newcomers(self._reactor), context, lambda: self._tls_context)
         self.http_url = http_url(self.config.http.listen, listening, self._tls_context is not None)
         logger.info("HTTP at %s", self.http_url)
+
+    def _create_scraper(self) -> Scraper:
+        from tfmq.server.metrics import Scraper
+        from tfmq.server.survey import Survey
+
+        survey = Survey(self._broker, self._reactor.callLater, self._clock.monotonic)
+        return Scraper(survey, self._server_figures, self._broker.run)
+
+    def _server_figures(self) -> dict[str, Any]:
+        """Return the figures of the process and its connections, for metrics."""
+        counts, http = self._connection_limits, self._http
+        return {
+            "version": server_name(),
+            "ready": not self._not_ready(),
+            "memory_bytes": resident_bytes(),
+            "connections": len(self._sessions),
+            "connections_refused": self._refused_count,
+            "http_connections": 0 if http is None else len(http.channels),
+            "http_connections_refused": 0 if http is None else http.refused_count,
+            "request_count": counts.request_count,
+            "received_bytes": counts.received_bytes,
+            "sent_bytes": counts.sent_bytes,
+            "unsent_bytes": counts.unsent_bytes,
+            "failed_handshakes": counts.failed_handshakes + (0 if http is None else http.failed_handshakes),
+            "buffer_bytes": self._pool.stats().live_bytes,
+        }
 
     def _accept(
         self,

@@ -126,6 +126,8 @@ class TlsConnection(Connection):
         tls = self._tls
         if tls is None or tls.is_established:
             return super()._read_failed(error)
+        if isinstance(error, NotTls | ssl.SSLError):
+            self._limits.failed_handshakes += 1
         if isinstance(error, NotTls):
             # Nothing was received on this connection, so no reply exists that must not be sent without TLS.
             self.socket, self._tls = tls.raw, None

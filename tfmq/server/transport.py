@@ -172,6 +172,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         if not count:
             return main.CONNECTION_DONE
         self._leftover = b""
+        self._limits.received_bytes += count
         arena.mark_filled(start + count)
         self._handle_frames(room[: start + count], arena.buffer)
         return None
@@ -189,6 +190,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
             return self._read_failed(error)
         if not count:
             return main.CONNECTION_DONE
+        limits.received_bytes += count
         self._progress_at = limits.clock.monotonic()
         fitted = min(count, len(room))
         size = tail.buffer.size
@@ -207,6 +209,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
     def _handle_partial(self, tail: PartialFrame) -> None:
         began = self._limits.clock.monotonic()
+        self._limits.request_count += 1
         try:
             self.protocol.frame_received(tail.buffer.view, tail.buffer)
         finally:
@@ -253,6 +256,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
             ):
                 self._defer(bytes(view[position:]), EXPENSIVE_SECONDS)
                 break
+            self._limits.request_count += 1
             protocol.frame_received(view[position : position + whole], buffer)
             position += whole
             ended = now()
@@ -395,6 +399,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         queue = self._queue
         self.unsent_bytes -= size
         self._limits.unsent_bytes -= size
+        self._limits.sent_bytes += size
         if not self.unsent_bytes:
             queue.clear()
             return True

@@ -7,6 +7,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 TESTS: Final = ["tests/server/test_http.py"]
+METRICS: Final = ["tests/server/test_metrics.py"]
 
 HTTP: Final = (
     Mutant(
@@ -64,5 +65,53 @@ HTTP: Final = (
         "        if self._size > limits.HTTP_BODY_BYTES:\n",
         "        if self._size < 0:\n",
         TESTS,
+    ),
+    Mutant(
+        "sends-are-not-counted",
+        "each batch is counted in the histogram of sends",
+        "tfmq/broker/produce.py",
+        "        self._writes.times.record(self._writes.monotonic() - self._started_at)\n",
+        "",
+        METRICS,
+    ),
+    Mutant(
+        "waiting-counts-as-reading",
+        "a fetch that waited for messages is in no histogram",
+        "tfmq/broker/fetch.py",
+        "        if poll.timer is None:\n            self.times.record(",
+        "        if poll.started_at:\n            self.times.record(",
+        METRICS,
+    ),
+    Mutant(
+        "lag-of-one-partition",
+        "the lag of a group is that of all its partitions",
+        "tfmq/server/survey.py",
+        "            figures.lags[group, topic] = figures.lags.get((group, topic), 0) + messages\n",
+        "            figures.lags[group, topic] = messages\n",
+        METRICS,
+    ),
+    Mutant(
+        "dead-letters-are-counted-again",
+        "a dead letter is counted once, however often its member reports it",
+        "tfmq/broker/groups/coordinator.py",
+        "            self.dead_letters[name] = self.dead_letters.get(name, 0) + reported - member.dead_letters\n",
+        "            self.dead_letters[name] = self.dead_letters.get(name, 0) + reported\n",
+        METRICS,
+    ),
+    Mutant(
+        "the-last-dead-letters-are-not-reported",
+        "a consumer that ends reports the dead letters since its last heartbeat",
+        "tfmq/client/consumer/membership.py",
+        "LeaveGroup(self.group, self.member_id, self.generation, dead_letters)",
+        "LeaveGroup(self.group, self.member_id, self.generation)",
+        METRICS,
+    ),
+    Mutant(
+        "a-scrape-stops-the-broker",
+        "a scrape of many partitions lets the broker do other work",
+        "tfmq/server/survey.py",
+        "                if self._now() > deadline:\n",
+        "                if self._now() < 0:\n",
+        METRICS,
     ),
 )

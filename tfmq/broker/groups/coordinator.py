@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -42,6 +42,8 @@ class GroupCoordinator:
         self._timers, self._randomness, self._limits = runtime.timers, runtime.randomness, runtime.limits
         self._mark_ready = runtime.ready_marker("groups")
         self._groups: dict[str, Group] = {}
+        self.dead_letters: dict[str, int] = {}
+        """Group -> how many dead letters its members have reported since the start of this process."""
         """The groups in memory. A group whose state is all in the catalog is dropped, and created again if needed."""
         self._pending_entries: dict[str, int] = {}
         """Group -> number of its entries that were submitted to the catalog and are neither durable nor failed yet."""
@@ -96,6 +98,7 @@ class GroupCoordinator:
             self._next_generation(),
             min(request.session_ms, self._limits["session_ms"]),
             self._timers.now(),
+            dead_letters=0,
         )
         group = self._find_or_create(request.group)
         before = group.members.get(member.id)
@@ -132,6 +135,8 @@ class GroupCoordinator:
                 self._mark_due(group)
             member.session_ms = min(wanted.session_ms, self._limits["session_ms"])
         self._seen_on(group, member, session)
+        if request.dead_letters != member.dead_letters:
+            self._count_dead_letters(group.name, member, request.dead_letters)
         held = {(each.incarnation, each.partition): each.leaving for each in request.held}
         if group.release(member, held, request.generation):
             self._mark_due(group)
@@ -145,6 +150,15 @@ class GroupCoordinator:
             waiting.timer = self._timers.after_rounded(seconds, end_wait)
         self._check_heartbeats(group, [member.id])
 
+    def _count_dead_letters(self, name: str, member: Member, reported: int) -> None:
+        # A member reports its total since it joined, so a repeated heartbeat counts nothing. The first total of a
+        # member that an earlier process knew may have been counted by that one.
+        if member.dead_letters is not None and reported > member.dead_letters:
+            if name not in self.dead_letters and len(self.dead_letters) >= self._limits["groups"]:
+                self.dead_letters = {each: n for each, n in self.dead_letters.items() if each in self._groups}
+            self.dead_letters[name] = self.dead_letters.get(name, 0) + reported - member.dead_letters
+        member.dead_letters = reported
+
     def leave(self, request: LeaveGroup, reply: Reply) -> None:
         """Remove a member and release its partitions. Reply False if the group has no such member, else True."""
         try:
@@ -152,6 +166,7 @@ class GroupCoordinator:
         except Fenced:
             reply.ok(False)
             return
+        self._count_dead_letters(group.name, member, request.dead_letters)
         self._remove_member(group, member, fenced_error(group, member.id, "left"))
         group.remove_member(member.id)
         self._mark_due(group)
@@ -227,6 +242,10 @@ class GroupCoordinator:
         self._drop_if_empty(group)
 
     # Groups in memory, and the limits on groups, members and subscriptions
+
+    def member_counts(self) -> Iterator[tuple[str, int]]:
+        """Yield each group that has members, with their number."""
+        return ((name, len(group.members)) for name, group in self._groups.items() if group.members)
 
     def _find_or_create(self, name: str) -> Group:
         group = self._groups.get(name)

@@ -72,6 +72,8 @@ class Member:
     """Owned partition -> the generation that assigned it. Only durable assignments, so the member may be notified."""
     parked: ParkedHeartbeat | None = None
     timer: Timer | None = None
+    dead_letters: int | None = None
+    """How many dead letters the member reported last; None for a restored member before its first heartbeat."""
 
     def connected(self, session: Session, now: float) -> None:
         """Record that the member uses the connection `session` now."""

@@ -48,6 +48,12 @@ class Membership:
         self.member_id = token_hex(8)
         self.generation = 0
         self.joined = False
+        self.dead_letter_count = 0
+        """How many messages have become dead letters at this member. Heartbeats report it to the broker's metrics."""
+        self._reported_dead_letters = 0
+        """The count in the last heartbeat that the broker replied to."""
+        self._joined_dead_letters = 0
+        """The value of `_reported_dead_letters` at the last join: the broker counts from there."""
         self.failure: TfmqError | None = None
         """The permanent error because of which no partition can be assigned any more; None without one."""
         self.note = ""
@@ -121,6 +127,9 @@ class Membership:
     def heartbeat_seconds(self) -> float:
         return self._session_ms / 1000 / HEARTBEATS_PER_SESSION
 
+    def count_dead_letter(self) -> None:
+        self.dead_letter_count += 1
+
     # Protocol
 
     def run(self) -> Operation[None]:
@@ -141,6 +150,7 @@ class Membership:
             self._link, JoinGroup(self.group, self.member_id, *subscription), NEVER, in_background=True
         )
         self.generation, self.joined = reply.generation, True
+        self._joined_dead_letters = self._reported_dead_letters
         self._last_heartbeat_at, self._last_heartbeat_connection = began, self._link.connection_count
         self._log_note(reply.note)
         self._set_assigned(reply.partitions)
@@ -148,6 +158,7 @@ class Membership:
     def _send_heartbeat(self) -> Operation[None]:
         news, began = self._fresh_wake_event(), self._link.now()
         with_subscription, self._subscription_unsent = self._subscription_unsent, False
+        dead_letters = self.dead_letter_count
         pending = self._link.send_request(
             self._heartbeat_request(with_subscription), seconds=self._session_ms / 1000, in_background=True
         )
@@ -160,6 +171,7 @@ class Membership:
         if self._left:
             return
         if pending.error is None:
+            self._reported_dead_letters = dead_letters
             yield from self._process_heartbeat_response(pending, began)
         elif isinstance(pending.error, Fenced):
             self._rejoin_after_expiry(pending.error)
@@ -176,7 +188,8 @@ class Membership:
         at_once, self._respond_immediately = self._respond_immediately or not self.may_deliver(), False
         wait_ms = 0 if at_once else int(self.heartbeat_seconds * 1000)
         subscription = self._subscription if with_subscription else None
-        return Heartbeat(self.group, self.member_id, self.generation, owned, wait_ms, subscription)
+        dead_letters = self.dead_letter_count - self._joined_dead_letters
+        return Heartbeat(self.group, self.member_id, self.generation, owned, wait_ms, subscription, dead_letters)
 
     def _process_heartbeat_response(self, pending: PendingRequest, began: float) -> Operation[None]:
         reply = pending.reply
@@ -244,7 +257,9 @@ class Membership:
         if not self.joined:
             return
         self._drop_membership()
-        yield from request_with_retries(self._link, LeaveGroup(self.group, self.member_id, self.generation), until)
+        dead_letters = self.dead_letter_count - self._joined_dead_letters
+        request = LeaveGroup(self.group, self.member_id, self.generation, dead_letters)
+        yield from request_with_retries(self._link, request, until)
 
     def reset_after_fork(self) -> None:
         """Reset the state in a forked child, which joins the group under a new id. The parent stays a member."""
