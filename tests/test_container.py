@@ -20,8 +20,8 @@ def arguments(command: str) -> list[str]:
     return parsed
 
 
-def compose() -> dict[str, Any]:
-    service: dict[str, Any] = yaml.safe_load((ROOT / "conf" / "compose.yml").read_text())["services"]["tfmq"]
+def compose(name: str = "tfmq") -> dict[str, Any]:
+    service: dict[str, Any] = yaml.safe_load((ROOT / "conf" / "compose.yml").read_text())["services"][name]
     return service
 
 
@@ -56,3 +56,22 @@ def test_the_configurations_are_accepted_and_their_ports_are_the_published_ones(
     assert not given and inside.server.insecure
     published = [f"127.0.0.1:{port}:{port}" for port in exposed]
     assert compose()["ports"] == published, "only programs of this machine reach an insecure broker"
+
+
+def test_prometheus_scrapes_the_broker_by_a_name_that_it_accepts() -> None:
+    settings = yaml.safe_load((ROOT / "conf" / "prometheus.yml").read_text())
+    (job,) = settings["scrape_configs"]
+    (target,) = job["static_configs"][0]["targets"]
+    host, _, port = target.partition(":")
+    assert (
+        f"--set=http.hosts={host}" in compose()["command"]
+        and f"--set=http.listen=0.0.0.0:{port}" in compose()["command"]
+    )
+    assert f'up{{job="{job["job_name"]}"}}' in (ROOT / "conf" / settings["rule_files"][0]).read_text()
+    mounted = [
+        volume.partition(":")[0]
+        for name in ("prometheus", "grafana")
+        for volume in compose(name)["volumes"]
+        if volume.startswith("./")
+    ]
+    assert len(mounted) == 5 and [path for path in mounted if not (ROOT / "conf" / path).is_file()] == []
