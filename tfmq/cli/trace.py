@@ -166,8 +166,8 @@ def title(found: MessageTrace) -> str:
     if found.offset is None:
         place = f" of {found.topic}-{found.partition}" if found.topic else ""
         return f"delayed message{place}: {found.state}"
-    words = [f"{found.topic}-{found.partition}", f"offset {found.offset:,}"]
-    words += [f"ordinal {found.ordinal:,}"] if found.ordinal is not None else []
+    words = [f"{found.topic}-{found.partition}", f"offset {found.offset}"]
+    words += [f"ordinal {found.ordinal}"] if found.ordinal is not None else []
     words += [size_text(found.payload_bytes)] if found.payload_bytes is not None and found.payload_bytes >= 0 else []
     words += ["tombstone"] if found.payload_bytes == -1 else []
     return ", ".join(words) + (": removed" if found.state == "removed" else "")
