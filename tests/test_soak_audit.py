@@ -162,19 +162,20 @@ def test_a_diary_is_read_on_and_its_torn_line_when_it_is_whole(tmp_path: Path) -
 
 
 def samples(life: int, begin: float, *memory: float) -> list[Sample]:
-    return [Sample(begin + 60.0 * n, life, 100.0 + 60.0 * n, each, 10 + n, 0.0) for n, each in enumerate(memory)]
+    return [Sample(begin + 100.0 * n, life, 100.0 + 100.0 * n, each, 10 + n, 0.0) for n, each in enumerate(memory)]
 
 
 def test_growth_is_that_within_the_lives_after_the_warm_up() -> None:
-    flat = samples(1, 0, 50, 90) + samples(2, 600, 60, 60, 60, 60, 60) + samples(3, 1000, 40, 40, 40)
-    figures = summarize(flat, 600)
-    assert (figures["memory_mb_per_hour"], figures["slope_seconds"], figures["lives"]) == (0, 240, 3)
-    assert growth_faults("broker", figures) == []
-    growing = summarize(samples(2, 600, 50, 51, 52, 53, 54), 600)
-    assert growing["memory_mb_per_hour"] == pytest.approx(60)
-    (fault,) = growth_faults("broker", growing)
-    assert fault == "the memory of broker grew by 4.0 MB in 240 s"
-    more = {**figures, "descriptors_per_hour": 600.0}
-    assert growth_faults("broker", more) == ["the descriptors of broker grew by 40 in 240 s"]
+    flat = samples(1, 0, 50, 90) + samples(2, 600, 60, 60, 60, 60, 60) + samples(3, 1200, 40, 40, 40)
+    figures = summarize(flat, 600, 60)
+    assert (figures["memory_mb_per_hour"], figures["slope_seconds"], figures["lives"]) == (0, 400, 3)
+    assert growth_faults("broker", {**figures, "descriptors_per_hour": 0.0}) == []
+    growing = summarize(samples(2, 600, 50, 51, 52, 53, 54), 600, 60)
+    assert (growing["memory_mb_per_hour"], growing["descriptors_per_hour"]) == (pytest.approx(36), pytest.approx(36))
+    assert growth_faults("broker", growing) == ["the memory of broker grew by 4.0 MB in 400 s"]
+    more = {**figures, "descriptors_per_hour": 360.0}
+    assert growth_faults("broker", more) == ["the descriptors of broker grew by 40 in 400 s"]
     assert growth_faults("broker", {**growing, "slope_seconds": 60.0}) == [], "too short to say"
     assert pooled_slope([]) == (0.0, 0.0)
+    young = samples(2, 600, 1, 50, 50, 50)
+    assert summarize(young, 600, 150)["memory_mb_per_hour"] == 0, "the first one is of a process that was too young"

@@ -151,7 +151,8 @@ class Session:
                 callback()
             except Exception:
                 logger.exception("a callback at the end of a session failed")
-        self._context.turn_wanted()
+        if callbacks:
+            self._context.turn_wanted()
 
     def frame_received(self, frame: memoryview, buffer: Buffer) -> None:
         """Decode one request and pass it to the broker."""

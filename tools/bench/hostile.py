@@ -155,7 +155,8 @@ def users_broker() -> Iterator[Broker]:
     with tempfile.TemporaryDirectory(prefix="tfmq-bench-") as folder:
         users = Path(folder) / "users.json"
         command = "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"
-        program = [sys.executable, "-c", command, "user", "add", "honest", "--file", str(users), "--allow", "all"]
+        arguments = ["user", "add", "honest", "--file", str(users), "--right", "admin", "--password-stdin"]
+        program = [sys.executable, "-c", command, *arguments]
         subprocess.run(program, input="honest\n", text=True, check=True, capture_output=True, timeout=60)
         with broker(f"server.users={users}") as server:
             yield replace(server, address=f"tfmq://honest:honest@{server.address}")

@@ -15,7 +15,8 @@ and compared with what was acknowledged (tools/rigs/soak_audit.py). What must ho
   5. each scrape of /metrics that no fault disturbs is answered;
   6. `tfmq log verify` finds no damage at the end.
 
-The broker is restarted only during the first part of the run (RESTARTS_SHARE); the rest is one life, for the slopes.
+The broker is restarted only during the first part of the run (RESTARTS_SHARE); the rest is one life, for the slopes,
+also of one client of each role.
 The report (`--report`) is written again each half minute, so a run that is ended early leaves its figures.
 `--table REPORT` prints a report as the tables of docs/soak.md.
 """
@@ -72,16 +73,25 @@ BROKER_SETTINGS: Final = (
 )
 """Small files, and short memories: what the broker keeps for a time reaches its full size during the warm-up."""
 IMAGE_BYTES: Final = 512 * MIB
-DISK_CAP_BYTES: Final = 256 * MIB
-"""13 partitions with 8 MiB and an open segment each, the transaction journal, delayed messages, the catalog."""
+DISK_CAP_BYTES: Final = 96 * MIB
+"""The topics of TOPIC_SETTINGS take 20 MiB; dead letters, the journal and delayed messages some of the rest."""
+TOPIC_SETTINGS: Final = {
+    SOURCE: {"retention.bytes": 2 * MIB, "log.segment_bytes": 256 << 10},
+    TARGET: {"retention.bytes": 2 * MIB, "log.segment_bytes": 256 << 10},
+    WORK: {"retention.bytes": 512 << 10, "log.segment_bytes": 64 << 10},
+    LATER: {"retention.bytes": 256 << 10, "log.segment_bytes": 64 << 10},
+    **{topic: {"retention.bytes": 512 << 10, "log.segment_bytes": 64 << 10} for topic, _ in PAIRS},
+}
+"""Each topic has all of its segments, which cost descriptors, before the slopes begin. No reader is so far behind."""
 WARM_UP_SECONDS: Final = 600.0
-AGE_SECONDS: Final = 60.0
-"""Samples of a process that is younger do not count for the slopes: it still fills its caches."""
-RESTARTS_SHARE: Final = 0.6
+AGE_SECONDS: Final = 300.0
+"""Samples of a process that is younger do not count for the slopes: it still fills its caches. In a run of less than 50
+minutes a tenth of the run."""
+RESTARTS_SHARE: Final = 0.5
 SAMPLE_SECONDS: Final = 5.0
 REPORT_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = (2.0, 18.0)
-"""Between two events."""
+"""Between two events. In the second part of the run, twice as long."""
 SHORTEST_SECONDS: Final = 60.0
 """In a shorter run events follow one another as quickly as in one of this length with a tenth of the pauses."""
 END_SECONDS: Final = 180.0
@@ -94,10 +104,16 @@ GROWTH_MB_MIN: Final = 3.0
 """... or less than this: allocators keep memory in pieces of about that size."""
 DESCRIPTORS_MAX: Final = 8.0
 """A process is flat if its descriptors grow by no more during the time that was measured."""
-SLOPE_SECONDS_MIN: Final = 120.0
+SLOPE_SECONDS_MIN: Final = 300.0
 """A slope over less time says nothing."""
 SCHEDULES: Final = 3
-FEATURES: Final = {"tls": "server.tls_certificate", "users": "server.users", "http": "http.listen", "disk": ""}
+FEATURES: Final = {
+    "tls": "server.tls_certificate",
+    "users": "server.users",
+    "http": "http.listen",
+    "verification": "verification.interval_seconds",
+    "disk": "",
+}
 """What a run may have, and the setting that a commit must have for it."""
 USER, PASSWORD = "soak", "soak-and-nothing-else"
 EVENTS: Final = {
@@ -135,6 +151,8 @@ class Report:
     scrapes: dict[str, int] = field(default_factory=dict)
     processes: dict[str, dict[str, float]] = field(default_factory=dict)
     """By role: memory and descriptors, with their slopes."""
+    series: dict[str, list[tuple[int, float, int]]] = field(default_factory=dict)
+    """By role: (minute, memory in MB, descriptors), the last sample of each minute."""
     disk: dict[str, float] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     verdict: str = ""
@@ -186,9 +204,9 @@ def pooled_slope(points: Sequence[tuple[int, float, float]]) -> tuple[float, flo
     return (products / squares if squares else 0.0), longest
 
 
-def summarize(samples: Sequence[Sample], warm_up: float) -> dict[str, float]:
-    """Return the figures of one role."""
-    counted = [each for each in samples if each.at >= warm_up and each.age >= AGE_SECONDS]
+def summarize(samples: Sequence[Sample], warm_up: float, age: float = AGE_SECONDS) -> dict[str, float]:
+    """Return the figures of one role. What was sampled before `warm_up`, or at a lower age, has no slope."""
+    counted = [each for each in samples if each.at >= warm_up and each.age >= age]
     memory, seconds = pooled_slope([(each.life, each.at, each.memory_mb) for each in counted])
     descriptors, _ = pooled_slope([(each.life, each.at, float(each.descriptors)) for each in counted])
     used: dict[int, tuple[float, float]] = {}
@@ -420,7 +438,7 @@ class Rig:
         self.folder, self.seconds, self.random = folder, seconds, random.Random(seed)
         self.seed, self.features = seed, features
         self.is_long = seconds >= SHORTEST_SECONDS
-        self.warm_up = min(WARM_UP_SECONDS, seconds / 3)
+        self.warm_up, self.age = min(WARM_UP_SECONDS, seconds / 3), min(AGE_SECONDS, seconds / 10)
         self.lock = threading.Lock()
         self.audit = Audit()
         self.clients: list[Client] = []
@@ -446,6 +464,8 @@ class Rig:
         if "http" in features:
             self.http = f"127.0.0.1:{free_port()}"
             settings.append(f"http.listen={self.http}")
+        if "verification" in features:
+            settings.append("verification.interval_seconds=60")
         if "disk" in features:
             self.image = LoopImage(size_bytes=IMAGE_BYTES)
             self.data = Path(self.image.mount_point) / "data"
@@ -471,7 +491,8 @@ class Rig:
     def _make_users(self) -> list[str]:
         users = self.folder / "users.json"
         command = "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"
-        program = [sys.executable, "-c", command, "user", "add", USER, "--file", str(users), "--allow", "all"]
+        arguments = ["user", "add", USER, "--file", str(users), "--right", "admin", "--password-stdin"]
+        program = [sys.executable, "-c", command, *arguments]
         subprocess.run(program, input=PASSWORD + "\n", text=True, check=True, capture_output=True, timeout=60)
         self._login = f"{USER}:{PASSWORD}@"
         return [f"server.users={users}"]
@@ -510,7 +531,7 @@ class Rig:
         self.proxy = Proxy(self.server.address)
         with tfmq.Admin(self.address, timeout=ANSWER_SECONDS) as admin:
             for topic, partitions in self.topics.items():
-                admin.create_topic(topic, partitions=partitions)
+                admin.create_topic(topic, partitions=partitions, settings=TOPIC_SETTINGS.get(topic, {}))
             for number in range(SCHEDULES):
                 admin.schedule("* * * * *", TICKS, f"tick {number}", name=f"each-minute-{number}", misfire="all")
         self.begun = time.monotonic()
@@ -547,17 +568,20 @@ class Rig:
         until = self.begun + self.seconds
         scale = 1.0 if self.is_long else 0.1
         while (now := time.monotonic()) < until:
-            self._live(min(until - now, scale * self.random.uniform(*PAUSE_SECONDS)))
+            pause = scale * self.random.uniform(*PAUSE_SECONDS) * (1 if self._may_restart() else 2)
+            self._live(min(until - now, pause))
             if time.monotonic() >= until:
                 return
-            may_restart = time.monotonic() - self.begun < RESTARTS_SHARE * self.seconds
-            events = [each for each in EVENTS if may_restart or each not in RESTARTS]
+            events = [each for each in EVENTS if self._may_restart() or each not in RESTARTS]
             if self.image is None:
                 events.remove("disk full")
             event = self.random.choices(events, [EVENTS[each] for each in events])[0]
             self._show(event)
             getattr(self, "_" + event.replace(" ", "_"))(scale)
             self.events[event] += 1
+
+    def _may_restart(self) -> bool:
+        return time.monotonic() - self.begun < RESTARTS_SHARE * self.seconds
 
     def _live(self, seconds: float) -> None:
         """Let everything work. Replace clients that ended, and continue those that were frozen for long enough."""
@@ -606,13 +630,17 @@ class Rig:
             process.send_signal(signal.SIGCONT)
         self.is_disturbed = False
 
+    def _victim(self) -> Client:
+        """A client that may end; in the second part of the run not the first one of each role."""
+        return self.random.choice([client for client in self.clients if client.number or self._may_restart()])
+
     def _client_killed(self, scale: float) -> None:
-        client = self.random.choice(self.clients)
+        client = self._victim()
         client.kill()
         client.start()
 
     def _client_stopped(self, scale: float) -> None:
-        client = self.random.choice(self.clients)
+        client = self._victim()
         client.terminate()
         if fault := client.end():
             self.faults.append(fault)
@@ -782,10 +810,11 @@ class Rig:
             more = self.audit.fault_count - len(self.audit.faults)
         report.events = dict(self.events)
         report.scrapes = dict(self.watcher.scrapes)
-        report.processes = {
-            role: {name: round(value, 2) for name, value in summarize(list(samples), self.warm_up).items()}
-            for role, samples in list(self.watcher.samples.items())
-        }
+        for role, samples in list(self.watcher.samples.items()):
+            figures = summarize(list(samples), self.warm_up, self.age)
+            report.processes[role] = {name: round(value, 2) for name, value in figures.items()}
+            minutes = {int(each.at // 60): each for each in list(samples)}
+            report.series[role] = [(at, round(each.memory_mb, 1), each.descriptors) for at, each in minutes.items()]
         disk = list(self.watcher.disk)
         if disk:
             report.disk = {"mb_max": round(max(disk), 1), "mb_last": round(disk[-1], 1), "mb_cap": DISK_CAP_BYTES / 1e6}

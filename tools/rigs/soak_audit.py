@@ -30,7 +30,7 @@ TICKS: Final = "ticks"
 BILLING: Final = "billing"
 SHIPPING: Final = "shipping"
 """The groups that handle WORK."""
-POISON_EVERY: Final = 50
+POISON_EVERY: Final = 200
 """One of so many messages of WORK fails each time that it is handled."""
 COMMITTED: Final = "committed"
 ABSENT: Final = "absent"
