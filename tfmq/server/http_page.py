@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 
 from journal.clock import Clock
+from journal.log.log import Log
 from tfmq.broker.broker import Broker
 from tfmq.errors import BadRequest
 from tfmq.server.http_message import JSON, HttpAnswer, HttpRequest, json_answer
@@ -16,7 +17,7 @@ from tfmq.server.local_connection import LocalSession
 from tfmq.server.page.api import VIEWS, Api, ApiView, PageContext, object_of_body
 from tfmq.server.page.arguments import to_json
 from tfmq.server.page.call import Source
-from tfmq.server.page.counters import LogCounters
+from tfmq.server.page.counters import Counters
 from tfmq.server.page.cross_site import STALE_PAGE, PageTokens
 from tfmq.server.page.files import INDEX, NAMES, static_file
 from tfmq.server.session import SessionContext
@@ -76,14 +77,23 @@ def _call(view: ApiView, request: HttpRequest) -> HttpAnswer | Deferred[HttpAnsw
 def make_page(
     context: Callable[[], SessionContext],
     broker: Callable[[], Broker],
+    bytes_counted: Callable[[], tuple[int, int]],
     clock: Clock,
     randomness: Callable[[int], bytes],
     port: int,
     is_tls: Callable[[], bool],
 ) -> PageContext:
     """Return what the handlers of the page share. `port`: that of the HTTP server."""
-    counters = LogCounters(lambda: (each.log for each in broker().topics.partitions()), clock.monotonic)
-    source = Source(lambda: broker().topics, lambda: broker().catalog.state.groups, counters.read)
+
+    def logs() -> Iterator[Log]:
+        return (each.log for each in broker().topics.partitions())
+
+    source = Source(
+        lambda: broker().topics,
+        lambda: broker().catalog.state.groups,
+        Counters(logs, bytes_counted, clock.monotonic).read,
+        lambda: broker().group_coordinator.dead_letters,
+    )
     api = Api(context, source, clock.monotonic, clock.wall_ms)
     return PageContext(api, PageTokens(randomness, port), is_tls)
 

@@ -473,6 +473,7 @@ class Server:
             page=make_page(
                 lambda: self._session_context,
                 lambda: self._broker,
+                lambda: (self._connection_limits.received_bytes, self._connection_limits.sent_bytes),
                 self._clock,
                 self._randomness,
                 listening.getsockname()[1],

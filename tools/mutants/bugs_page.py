@@ -162,8 +162,8 @@ PAGE: Final = (
         "requests-of-the-page-are-not-checked",
         "a request of the page is checked like one from the network",
         "tfmq/server/local_connection.py",
-        "            context.handle(request, ",
-        "            request = pending.request\n            context.handle(request, ",
+        "            request = command.request.decode(_header_of(encoded, context.header_bounds), command.name, 2)\n",
+        "            request = pending.request\n",
         [LOCAL],
     ),
 )

@@ -9,7 +9,7 @@ from tfmq.server.local_connection import LocalSession
 from tfmq.server.page.api import VIEWS, Api
 from tfmq.server.page.arguments import to_json
 from tfmq.server.page.call import Source
-from tfmq.server.page.counters import LogCounters
+from tfmq.server.page.counters import Counters
 from tfmq.testing.broker import SimulatedBroker
 
 TURNS_MAX = 10_000
@@ -24,8 +24,18 @@ class ApiOnBroker:
         engine = self.server.engine
         assert engine is not None
         self.engine = engine
-        logs = LogCounters(lambda: (each.log for each in engine.broker.topics.partitions()), broker.clock.monotonic)
-        source = Source(lambda: engine.broker.topics, lambda: engine.broker.catalog.state.groups, logs.read)
+        self.bytes_counted = (0, 0)
+        counters = Counters(
+            lambda: (each.log for each in engine.broker.topics.partitions()),
+            lambda: self.bytes_counted,
+            broker.clock.monotonic,
+        )
+        source = Source(
+            lambda: engine.broker.topics,
+            lambda: engine.broker.catalog.state.groups,
+            counters.read,
+            lambda: engine.broker.group_coordinator.dead_letters,
+        )
         self.api = Api(lambda: self.server._welcome(engine), source, broker.clock.monotonic, broker.clock.wall_ms)
 
     def get(self, path: str, **arguments: Any) -> Any:

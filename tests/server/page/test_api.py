@@ -254,6 +254,41 @@ def test_a_store_that_is_too_large_for_the_page_is_refused(api: ApiOnBroker, mon
         api.get("dead-letters", store="nothing")
 
 
+def test_dead_letters_that_consumers_report_are_counted_by_group(api: ApiOnBroker) -> None:
+    send(api, "orders", 3, partition=0)
+    with api.broker.consumer("orders", group="billing", dead_letters="topic:dead", retries=0) as consumer:
+        left = 3
+
+        def reject(message: tfmq.ReceivedMessage) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                consumer.stop()
+            raise tfmq.Reject("no")
+
+        consumer.run(reject, signals=False)
+    assert api.get("dead-letters/groups") == {"groups": [{"group": "billing", "count": 3}], "count": 3}
+
+
+# Rates
+
+
+def test_counters_grow_with_what_is_appended_and_are_not_read_too_often(api: ApiOnBroker) -> None:
+    send(api, "orders", 5)
+    first = api.get("rates")["counters"]
+    send(api, "orders", 5)
+    api.bytes_counted = (10, 20)
+    assert api.get("rates")["counters"] == first
+    api.broker.clock.advance(seconds=1)
+    then = api.get("rates")["counters"]
+    assert then["messages_appended"] - first["messages_appended"] == 5
+    assert (then["bytes_received"], then["bytes_sent"], then["clock_ms"] > first["clock_ms"]) == (10, 20, True)
+    with api.broker.admin() as admin:
+        admin.purge("orders")
+    api.broker.clock.advance(seconds=1)
+    assert api.get("rates")["counters"]["messages_appended"] == then["messages_appended"]
+
+
 # The limits of a call
 
 

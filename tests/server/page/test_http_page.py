@@ -157,6 +157,13 @@ def test_every_view_is_in_the_table_of_routes() -> None:
     assert {(f"/api/{view.path}", view.method) for view in VIEWS} <= routes
 
 
+def test_the_docs_list_every_view_with_its_arguments() -> None:
+    table = (FOLDER.parents[3] / "docs" / "page.md").read_text()
+    for view in VIEWS:
+        names = " ".join(f"`{name}`" for name in view.arguments)
+        assert f"| `/api/{view.path}` | {view.method} | {names} |".replace("|  |", "| |") in table, view.path
+
+
 def test_an_error_of_the_broker_is_its_code_and_sentence(server: PageServer) -> None:
     for path, status, code in (
         ("/api/topic?name=nothing", 404, "unknown_topic"),

@@ -62,6 +62,7 @@ VIEWS: Final[tuple[ApiView, ...]] = (
     ApiView("delayed/cancel", "POST", ("handle",), views.cancel_delayed),
     ApiView("delayed/reschedule", "POST", ("handle", "due_ms"), views.reschedule_delayed),
     ApiView("schedules", "GET", _list("after", "name"), views.schedules),
+    ApiView("dead-letters/groups", "GET", (), views.reported_dead_letters),
     ApiView("dead-letters", "GET", _list(*LETTERS, "after_ms", "after_id"), dead_letters.dead_letters),
     ApiView("dead-letter", "GET", ("store", "id"), dead_letters.dead_letter),
     ApiView("dead-letters/redrive", "POST", _list(*LETTERS, "to_topic", "dry"), dead_letters.redrive),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from tfmq.client.admin.admin import AdminCore
@@ -25,11 +25,13 @@ class Source(NamedTuple):
 
     `topics`, `groups`: return the names of all, in any order. A page of a long list asks only about the names on it; a
     command that lists all takes milliseconds for each thousand. `counters`: returns numbers that only grow, for rates.
+    `dead_letters`: returns group -> dead letters that its members have reported since the start.
     """
 
     topics: Callable[[], Iterable[str]]
     groups: Callable[[], Iterable[str]]
     counters: Callable[[], dict[str, int]]
+    dead_letters: Callable[[], Mapping[str, int]]
 
 
 class Call:

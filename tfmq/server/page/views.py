@@ -5,6 +5,7 @@ A view is an operation that executes commands of the protocol and returns a dict
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -180,6 +181,15 @@ def _member_row(member: Mapping[str, Any]) -> dict[str, Any]:
         "partitions": sum(map(len, partitions.values())),
         "topics": sorted(partitions)[:TOPICS_OF_GROUP_MAX],
     }
+
+
+def reported_dead_letters(call: Call) -> Operation[dict[str, Any]]:
+    """Return the groups with the most dead letters that their members have reported since the start of the broker."""
+    call.link.check(commands.Status())
+    yield Wait((), 0.0)
+    reported = call.source.dead_letters()
+    most = heapq.nlargest(FINDINGS_MAX, reported.items(), key=lambda each: each[1])
+    return {"groups": [{"group": group, "count": count} for group, count in most], "count": sum(reported.values())}
 
 
 def reset_group(call: Call) -> Operation[dict[str, Any]]:

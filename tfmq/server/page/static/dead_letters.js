@@ -53,8 +53,15 @@ export const deadLetters = {
     field("State", select("states", CHOICES, params.states ?? "dead"))),
   async load(params, page) {
     if (!params.store) {
-      return h("p", {}, "Consumers keep messages whose handling failed in a database or in a topic. Name a topic to see what is in it. ",
-        "Databases are on the machines of the consumers: ", h("code", {}, "tfmq dlq list"), " shows them there.");
+      const reported = await get("dead-letters/groups");
+      return [
+        h("p", {}, "Consumers keep messages whose handling failed in a database or in a topic. Name a topic to see what is in it. ",
+          "Databases are on the machines of the consumers: ", h("code", {}, "tfmq dlq list"), " shows them there."),
+        table("Dead letters that consumers have reported since the start of the broker", [
+          { title: "Group", cell: (each) => link("group", { name: each.group }, value(each.group)) },
+          { title: "Dead letters", number: true, cell: (each) => number(each.count) },
+        ], reported.groups, "No consumer has reported a dead letter since the start of the broker."),
+      ];
     }
     const given = { ...params, states: params.states ?? "dead" };
     const found = await get("dead-letters", given);

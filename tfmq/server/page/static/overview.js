@@ -2,13 +2,16 @@
 
 import { get } from "./api.js";
 import { lines } from "./chart.js";
-import { address, bytes, duration, figures, h, link, number, plural, state, table, value } from "./dom.js";
+import { address, bytes, duration, figures, h, link, number, plural, state, value } from "./dom.js";
 
 export const RATES_MS = 2000;
 const SPAN_MS = 5 * 60_000;
 const SAMPLES_MAX = SPAN_MS / RATES_MS + 2;
-const MESSAGES = [{ key: "messages_in", title: "appended", kind: "first" }];
-const BYTES = [{ key: "bytes_in", title: "appended", kind: "second" }];
+const MESSAGES = [{ key: "messages_appended", title: "appended", kind: "first" }];
+const BYTES = [
+  { key: "bytes_received", title: "received", kind: "first" },
+  { key: "bytes_sent", title: "sent", kind: "second" },
+];
 
 /** Samples of the rates, kept while the page is open. */
 export class Rates {
@@ -27,14 +30,17 @@ export class Rates {
     // After a pause, or a start of the server, there is a gap in the line.
     const isNext = seconds > 0 && seconds < 30;
     const each = (key, unit) => (isNext ? Math.max(0, (counters[key] - before[key]) / seconds / unit) : null);
-    this.samples.push({ at_ms: atMs, messages_in: each("messages_in", 1), bytes_in: each("bytes_in", 1000) });
+    this.samples.push({
+      at_ms: atMs, messages_appended: each("messages_appended", 1),
+      bytes_received: each("bytes_received", 1000), bytes_sent: each("bytes_sent", 1000),
+    });
     this.samples = this.samples.slice(-SAMPLES_MAX);
   }
 
   chart() {
     return h("div", { class: "charts" },
       lines("Messages", "a second", this.samples, MESSAGES, SPAN_MS),
-      lines("Bytes", "kB a second", this.samples, BYTES, SPAN_MS));
+      lines("Clients", "kB a second", this.samples, BYTES, SPAN_MS));
   }
 }
 
@@ -87,11 +93,6 @@ export const overview = {
         ["Running for", duration(found.uptime_seconds * 1000)],
         ["Version", found.version],
       ])),
-      found.dead_letters?.length ? h("section", { "aria-label": "Dead letters" }, table("Dead letters that clients report", [
-        { title: "Group", cell: (each) => value(each.group) },
-        { title: "Store", cell: (each) => value(each.store), wide: true },
-        { title: "Dead letters", number: true, cell: (each) => number(each.count) },
-      ], found.dead_letters, "")) : null,
     ];
   },
 };
