@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.server.fakes import Net
+from tests.server.test_session import Client
+from tests.server.test_transport import connected
 from tfmq.server import main
+from tfmq.server.main import PEER_LINES_MAX, PEER_LINES_SECONDS, PeerLineFilter
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +55,40 @@ def test_a_line_for_people_has_the_local_time_with_its_offset() -> None:
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} [+-]\d\d:\d\d INFO    tfmq\.test: hello\n", out.getvalue()
     )
+
+
+def test_lines_that_any_peer_can_cause_are_limited_and_counted() -> None:
+    lines = PeerLineFilter()
+    passed: list[str] = []
+
+    def log(text: str, created: float, by_peer: bool = True) -> None:
+        record = logging.LogRecord("tfmq.server", logging.INFO, "", 0, text, ("a",), None)
+        record.created = created
+        if by_peer:
+            record.by_peer = True
+        if lines.filter(record):
+            passed.append(record.getMessage())
+
+    for number in range(PEER_LINES_MAX + 7):
+        log("refused: %s", 100.0 + number / 100)
+        log("administrative: %s", 100.0, by_peer=False)
+    assert (passed.count("refused: a"), passed.count("administrative: a")) == (PEER_LINES_MAX, PEER_LINES_MAX + 7)
+    log("another: %s", 101.0)
+    log("refused: %s", 100.0 + PEER_LINES_SECONDS)
+    log("refused: %s", 101.0 + PEER_LINES_SECONDS)
+    assert passed[-3:] == ["another: a", "refused: a (7 such lines before it were left out)", "refused: a"]
+    passed.clear()
+    for _ in range(PEER_LINES_MAX):
+        log("refused: %s", 102.0 + PEER_LINES_SECONDS)
+    assert len(passed) == PEER_LINES_MAX - 2
+
+
+def test_what_peers_cause_is_marked(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        net = Net()
+        net.bring(connected(net)[0], b"\xff" * 16)
+        connected(net)[0].cut_off("a test")
+        client = Client(hello=False)
+        client.net.bring(client.connection, b"\xff" * 16)
+    assert len(caplog.records) == 2
+    assert all(getattr(record, "by_peer", False) for record in caplog.records)

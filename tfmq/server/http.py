@@ -21,6 +21,7 @@ from twisted.web import http
 from tfmq import limits
 from tfmq.config import is_loopback, split_address
 from tfmq.errors import BadRequest, Busy, NotAllowed, TfmqError, UnknownTopic
+from tfmq.server.connection_limits import BY_PEER
 from tfmq.server.health import live, ready
 from tfmq.server.http_message import HttpAnswer, HttpContext, HttpRequest, json_answer, text_answer
 from tfmq.server.http_page import PAGE_ROUTES
@@ -345,7 +346,7 @@ class HttpsConnection(tcp.Server):  # type: ignore[misc]
         except OSError as error:
             if isinstance(error, ssl.SSLError) and not self.socket.is_established:
                 self.server.failed_handshakes += 1
-                logger.info("TLS handshake of an HTTP client failed: %s", error.reason or error)
+                logger.info("TLS handshake of an HTTP client failed: %s", error.reason or error, extra=BY_PEER)
             return main.CONNECTION_LOST
         return self._dataReceived(data)
 

@@ -18,6 +18,7 @@ from tfmq.broker.reply import Body, Buffers, client_error
 from tfmq.errors import BadFrame, BadRequest, Busy, NotSupported, TfmqError, UnknownCommand, VersionMismatch
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import BY_CODE, BY_REQUEST, reserved_for
+from tfmq.server.connection_limits import BY_PEER
 
 if TYPE_CHECKING:
     from tfmq.server.transport import Connection
@@ -203,7 +204,7 @@ class Session:
 
     def frame_refused(self, error: TfmqError, start: bytes) -> None:
         """Reply to bytes that are not accepted, in HTTP if they are an HTTP request, and close the connection."""
-        logger.info("connection of %s refused: %s", self._peer, error)
+        logger.info("connection of %s refused: %s", self._peer, error, extra=BY_PEER)
         response = frames.http_response(start, self._context.address)
         if response is not None:
             self.send([response])

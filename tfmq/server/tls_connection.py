@@ -11,7 +11,7 @@ from twisted.internet import tcp
 from twisted.python.failure import Failure
 
 from tfmq.errors import NotAllowed
-from tfmq.server.connection_limits import ConnectionLimits
+from tfmq.server.connection_limits import BY_PEER, ConnectionLimits
 from tfmq.server.transport import Connection, FrameProtocol
 from tfmq.tls import NotTls, TlsSocket
 
@@ -139,7 +139,7 @@ class TlsConnection(Connection):
             )
             return None
         if isinstance(error, ssl.SSLError):
-            logger.info("TLS handshake with %s failed: %s", self.peer, error.reason or error)
+            logger.info("TLS handshake with %s failed: %s", self.peer, error.reason or error, extra=BY_PEER)
             self._discard_queue()
             self.end()
             return None

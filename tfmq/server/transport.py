@@ -440,7 +440,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def cut_off(self, why: str) -> None:
         """Close the connection immediately and log the reason."""
         if not self._aborting and not self.disconnected:
-            logger.warning("connection of %s cut off: %s", self.peer, why)
+            logger.warning("connection of %s cut off: %s", self.peer, why, extra=connection_limits.BY_PEER)
             self._discard_queue()
             self.abortConnection()
 

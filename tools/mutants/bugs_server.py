@@ -474,4 +474,20 @@ SERVER: Final = (
         "            pass\n",
         [f"{TRANSPORT}::test_the_end_sends_what_is_queued_and_waits_for_the_peer"],
     ),
+    Mutant(
+        "log-lines-of-peers-without-limit",
+        "lines of the log that any peer can cause are limited",
+        "tfmq/server/main.py",
+        "        return count < PEER_LINES_MAX\n",
+        "        return True\n",
+        ["tests/server/test_log_lines.py::test_lines_that_any_peer_can_cause_are_limited_and_counted"],
+    ),
+    Mutant(
+        "administrative-lines-are-limited-too",
+        "only lines that any peer can cause are left out",
+        "tfmq/server/main.py",
+        '        if not getattr(record, "by_peer", False):\n            return True\n',
+        "",
+        ["tests/server/test_log_lines.py::test_lines_that_any_peer_can_cause_are_limited_and_counted"],
+    ),
 )
