@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -354,11 +355,13 @@ def test_a_broker_with_a_full_disk_a_stopped_log_or_a_stop_is_live_and_not_ready
             "log_stopped: The log of delayed messages",
             "log_stopped: orders-1",
         ]
-        broker.is_open = False
-        assert await reasons() == ["stopping: The broker completes its work and stops."]
-        broker.is_open = True
-        stopped: Deferred[None] = Deferred()
+        last_job, stopped = Event(), Deferred[None]()
+        broker.run(last_job.wait, lambda result, error: None)
         server.stop(lambda: stopped.callback(None))
+        try:
+            assert await reasons() == ["stopping: The broker completes its work and stops."]
+        finally:
+            last_job.set()
         await stopped
 
     play(story, kind=TurnReactor)
