@@ -124,6 +124,24 @@ def test_while_others_are_served_newcomers_have_a_share_of_the_time_and_alone_al
     assert [len(world.work()) for _ in range(3)] == [1, 1, 1], "the other has nothing to do any more"
 
 
+def test_what_newcomers_do_between_the_slices_counts_for_their_share(world: World) -> None:
+    newcomer, known = world.newcomer("new"), world.peer("known")
+    seconds = 10 * NEWCOMER_SLICE_SECONDS
+
+    def take_long() -> None:
+        world.now += seconds
+
+    world.reactor.newcomers.callLater(0, take_long)
+    known.come()
+    newcomer.come()
+    assert world.work() == ["known", "new"]
+    newcomer.come()
+    world.now += seconds
+    assert world.work() == []
+    world.now += seconds / NEWCOMER_SHARE
+    assert world.work() == ["new"]
+
+
 def test_an_admitted_connection_is_read_and_written_by_the_main_reactor(world: World) -> None:
     newcomer = world.newcomer("new")
     world.reactor.newcomers.addWriter(newcomer)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import select
 import socket
 import ssl
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -260,6 +262,20 @@ def test_a_chain_that_the_system_does_not_accept_at_once_is_sent_without_more_by
     connection.send([b"a reply"])
     net.turn_of(connection)
     assert (sink.frames, client.recv(1)) == ([b"a request"], b"a reply")
+
+
+def test_a_lost_connection_keeps_nothing_of_openssl(net: TlsNet) -> None:
+    connection, raw = net.accept(Sink())
+    net.shake_hands(connection, net.client(raw))
+    tls = weakref.ref(connection.socket)
+    gc.disable()
+    try:
+        raw.close()
+        net.turn_of(connection)
+        assert connection.disconnected
+        assert tls() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("method", ["recv_into", "sendmsg"])

@@ -195,7 +195,8 @@ class NewcomerReactor(EPollReactor):  # type: ignore[misc]
         self._continuousPolling = posixbase._ContinuousPolling(self)
         self._events_seen = 0
         self._others_until = 0.0
-        self.callLater = reactor.callLater
+        self._uncounted_seconds = 0.0
+        """Time of calls between two slices. It counts as part of the next one."""
         self.seconds = reactor.seconds
         reactor.addReader(self)
 
@@ -216,9 +217,21 @@ class NewcomerReactor(EPollReactor):  # type: ignore[misc]
         if events_served != self._events_seen:
             self._events_seen = events_served
             self._others_until = now + OTHERS_SECONDS
+        used, self._uncounted_seconds = now - began + self._uncounted_seconds, 0.0
         if now < self._others_until:
             self._reactor.removeReader(self)
-            self.callLater((now - began) * (1 / NEWCOMER_SHARE - 1), self._reactor.addReader, self)
+            self._reactor.callLater(used * (1 / NEWCOMER_SHARE - 1), self._reactor.addReader, self)
+
+    def callLater(self, delay: float, function: Callable[..., object], *arguments: Any, **keywords: Any) -> Any:
+        """Call the function later, for a newcomer: for example the end of a connection that is cut off."""
+        return self._reactor.callLater(delay, self._call_counted, function, arguments, keywords)
+
+    def _call_counted(self, function: Callable[..., object], arguments: Any, keywords: Any) -> None:
+        began = self.seconds()
+        try:
+            function(*arguments, **keywords)
+        finally:
+            self._uncounted_seconds += self.seconds() - began
 
     def admit(self, connection: Any) -> None:
         """Let the main reactor serve the connection from now on: its HELLO and login are complete."""

@@ -84,6 +84,12 @@ class TlsConnection(Connection):
             ended = limits.clock.monotonic()
             self._charge(began + max(0.0, limits.turn.handling_seconds - charged), ended)
 
+    def connectionLost(self, reason: Failure) -> None:
+        super().connectionLost(reason)
+        # The connection is part of a reference cycle; without this, what OpenSSL has would be freed with it only by a
+        # garbage collection, which counts objects, not their memory.
+        self._tls = None
+
     def startReading(self) -> None:
         super().startReading()
         if self._tls is not None and self._tls.is_buffered:

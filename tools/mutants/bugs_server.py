@@ -490,4 +490,12 @@ SERVER: Final = (
         "",
         ["tests/server/test_log_lines.py::test_lines_that_any_peer_can_cause_are_limited_and_counted"],
     ),
+    Mutant(
+        "calls-of-newcomers-are-free",
+        "what newcomers do between their slices counts for their share",
+        "tfmq/server/reactor.py",
+        "            self._uncounted_seconds += self.seconds() - began\n",
+        "            pass\n",
+        [f"{NEWCOMERS}::test_what_newcomers_do_between_the_slices_counts_for_their_share"],
+    ),
 )

@@ -158,4 +158,12 @@ TLS: Final = (
         "self._incoming.pending",
         [SOCKET],
     ),
+    Mutant(
+        "openssl-waits-for-the-garbage-collection",
+        "a lost connection keeps nothing of OpenSSL",
+        "tfmq/server/tls_connection.py",
+        "        super().connectionLost(reason)\n",
+        "        super().connectionLost(reason)\n        return\n",
+        [f"{CONNECTION}::test_a_lost_connection_keeps_nothing_of_openssl"],
+    ),
 )
