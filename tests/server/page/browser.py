@@ -57,8 +57,8 @@ class PageServer:
 
 
 @contextmanager
-def page_server(folder: Path) -> Iterator[PageServer]:
-    with running(folder / "data", *HTTP) as (process, address):
+def page_server(folder: Path, *options: str) -> Iterator[PageServer]:
+    with running(folder / "data", *HTTP, *options) as (process, address):
         yield PageServer(address)
         _, _, log = process.stop()
         assert "Traceback" not in log, log

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -70,6 +72,35 @@ def test_the_page_loads_nothing_from_elsewhere_and_has_no_script_in_its_markup(s
         assert not any(
             sink in text for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(")
         ), name
+
+
+# Damage
+
+
+def test_damage_is_shown_and_the_messages_after_it_are_reached(tmp_path: Path) -> None:
+    settings = ("log.segment_bytes=64KiB", "verification.interval_seconds=1s", "verification.bytes_per_second=1GiB")
+    options = [option for each in settings for option in ("--set", each)]
+    with page_server(tmp_path, *options) as server:
+        with server.producer() as producer:
+            for number in range(8):
+                producer.send("orders", bytes([number]) * 30_000).result()
+        segment = min((tmp_path / "data" / "orders-0").glob("*.zxQueue"))
+        with segment.open("r+b") as file:
+            file.seek(200)
+            file.write(b"\xff")
+        topic: Any = {}
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not topic or not topic["partitions"][0]["findings"]:
+            assert time.monotonic() < until
+            topic = Answer(server, "/api/topic?name=orders").json
+        (finding,) = topic["partitions"][0]["findings"]
+        assert (finding["file"], finding["kind"]) == (segment.name, "damaged")
+        assert Answer(server, "/api/topics").json["topics"][0]["findings"] == 1
+        assert Answer(server, "/api/overview").json["damaged"]["count"] == 1
+        page = Answer(server, "/api/messages?topic=orders").json
+        assert page["messages"] == [] and page["damage"]["first"] == 0
+        page = Answer(server, f"/api/messages?topic=orders&at=offset:{page['damage']['next']}").json
+        assert [each["ordinal"] for each in page["messages"]] == list(range(1, 8))
 
 
 # Requests of other sites' pages

@@ -19,7 +19,7 @@ from tests.server.wire import Process, Wire, running
 from tfmq.protocol import commands
 
 TOPICS, DELAYED = scaled(10_000), scaled(1_000_000)
-IN_FLIGHT = 20
+IN_FLIGHT = 200
 DAY_SECONDS = 86_400
 ROUNDS = 10
 GROWTH_BYTES_MAX = 24 << 20
@@ -74,7 +74,8 @@ def seconds_of(server: PageServer, view: str) -> tuple[float, Any]:
 
 @pytest.mark.long
 def test_the_page_stays_usable_with_many_topics_and_delayed_messages(tmp_path: Path) -> None:
-    with running(tmp_path / "data", *HTTP) as (process, address):
+    # Each new topic is a line of the log, which nobody reads: the pipe would be full.
+    with running(tmp_path / "data", *HTTP, "--log-level", "warning") as (process, address):
         server = PageServer(address)
         create_topics(address)
         send_delayed(server)
@@ -93,7 +94,6 @@ def test_the_page_stays_usable_with_many_topics_and_delayed_messages(tmp_path: P
         print(*(f"{view}: {seconds * 1000:.0f} ms" for view, seconds in slowest.items()), *shown, sep="\n")
         assert growth < GROWTH_BYTES_MAX
         assert max(slowest.values()) < SECONDS_MAX
-        process.stop()
 
 
 def all_pages(server: PageServer) -> list[str]:

@@ -21,6 +21,7 @@ from tfmq.server.page.call import Call, page_of_names
 STATUS_SHOWN: Final = (
     "version", "node", "data", "listen", "uptime_seconds", "topics", "partitions", "groups", "messages", "bytes",
     "free_bytes", "memory_bytes", "connections", "connections_refused", "catalog", "transactions", "delay", "schedules",
+    "verification",
 )  # fmt: skip
 FINDINGS_MAX: Final = 100
 """Stopped and damaged partitions that the overview names; it counts all of them."""
@@ -76,6 +77,7 @@ def _topic_row(topic: commands.TopicRow, described: Any) -> dict[str, Any]:
         "partitions": len(states),
         "stopped": states.count("stopped"),
         "damaged": states.count("damaged"),
+        "findings": 0,
         "messages": None,
         "bytes": None,
         "newest_ms": None,
@@ -84,6 +86,7 @@ def _topic_row(topic: commands.TopicRow, described: Any) -> dict[str, Any]:
         partitions = described.description["partitions"]
         row["messages"] = sum(each.get("end_ordinal", 0) - each.get("first_ordinal", 0) for each in partitions)
         row["bytes"] = sum(each.get("size_bytes", 0) for each in partitions)
+        row["findings"] = sum(len(each.get("findings") or ()) for each in partitions)
         row["newest_ms"] = max((each.get("newest_ms") or -1 for each in partitions), default=-1)
     return row
 
@@ -106,8 +109,9 @@ def topic(call: Call) -> Operation[dict[str, Any]]:
 
 
 def _partition_row(partition: PartitionDescription) -> dict[str, Any]:
-    row = partition._asdict()
-    return row | {"messages": partition.messages, "damage": [list(each) for each in partition.damage[:FINDINGS_MAX]]}
+    damage = [list(each) for each in partition.damage[:FINDINGS_MAX]]
+    findings = [each._asdict() for each in partition.findings[:FINDINGS_MAX]]
+    return partition._asdict() | {"messages": partition.messages, "damage": damage, "findings": findings}
 
 
 # Groups

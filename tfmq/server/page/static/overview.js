@@ -57,6 +57,11 @@ function findings(found) {
     list.push(h("div", { class: "finding" }, h("p", {},
       state("damaged", "bad"), ` ${plural(found.damaged.count, "partition")} have ranges that cannot be read.`), places(found.damaged)));
   }
+  const verified = Object.entries(found.verification?.findings ?? {}).filter(([, count]) => count);
+  if (verified.length) {
+    list.push(h("div", { class: "finding" }, h("p", {}, state("found", "bad"),
+      ` The background verification found ${verified.map(([kind, count]) => `${number(count)} ${kind}`).join(", ")}: the topics name the files.`)));
+  }
   if (found.transactions.alarm) {
     list.push(h("div", { class: "finding" }, h("p", {},
       state("in doubt", "warn"), " The oldest prepared transaction waits for its owner for ",

@@ -19,8 +19,8 @@ export const topics = {
       table("Topics", [
         { title: "Name", cell: (each) => link("topic", { name: each.name }, value(each.name)) },
         { title: "Partitions", number: true, cell: (each) => number(each.partitions) },
-        { title: "State", cell: (each) => each.stopped || each.damaged
-          ? state([each.stopped && `${each.stopped} stopped`, each.damaged && `${each.damaged} damaged`].filter(Boolean).join(", "), "bad")
+        { title: "State", cell: (each) => each.stopped || each.damaged || each.findings
+          ? state(["stopped", "damaged", "findings"].filter((kind) => each[kind]).map((kind) => `${each[kind]} ${kind}`).join(", "), "bad")
           : state("open", "good") },
         { title: "Messages", number: true, cell: (each) => number(each.messages) },
         { title: "Size", number: true, wide: true, cell: (each) => bytes(each.bytes) },
@@ -58,6 +58,14 @@ export const topic = {
         { title: "To offset", cell: ([, next]) => value(next) },
         { title: "What is wrong", cell: ([, , reason]) => reason },
       ], each.damage, "")),
+      found.partitions.filter((each) => each.findings.length).map((each) => table(`Findings of the verification in partition ${each.partition}`, [
+        { title: "File", cell: (finding) => value(finding.file) },
+        { title: "Kind", cell: (finding) => state(finding.kind, finding.kind === "index" ? "warn" : "bad") },
+        { title: "From", cell: (finding) => value(finding.first) },
+        { title: "To", cell: (finding) => value(finding.next) },
+        { title: "What is wrong", cell: (finding) => finding.reason },
+        { title: "Found", wide: true, cell: (finding) => time(finding.found_ms) },
+      ], each.findings, "")),
       pages("topic", params, found.next && { first: found.next }),
       h("details", { "data-key": "settings" }, h("summary", { "data-key": "settings-summary" }, "Settings"), table("Settings of this topic", [
         { title: "Setting", cell: ([name]) => value(name) },
