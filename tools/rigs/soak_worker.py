@@ -29,7 +29,7 @@ PAIRS: Final = (("first", 2), ("second", 2))
 """Topics of transactions and their partitions."""
 PARTITIONS: Final = {SOURCE: 3, WORK: 2}
 ANSWER_SECONDS: Final = 120.0
-PAUSES: Final = {SOURCE: 0.25, WORK: 1.0, "transactions": 0.25, "timers": 1.0}
+PAUSES: Final = {SOURCE: 0.5, WORK: 1.0, "transactions": 0.5, "timers": 1.0}
 """Seconds between two rounds of a role."""
 TROUBLE_SECONDS: Final = 0.5
 BURST: Final = 10
