@@ -180,14 +180,6 @@ def test_variables_of_clients_tests_tools_and_of_kubernetes_are_no_settings() ->
     load(environment={"TFMQ_SERVER_PORT_8367_TCP": address, "TFMQ_SERVER_PORT_8367_TCP_ADDR": "10.0.0.1"})
 
 
-@pytest.mark.parametrize(("key", "value", "what"), [("server.users", "users.toml", "users")])
-def test_what_does_not_exist_yet_cannot_be_switched_on(key: str, value: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=f"belongs to .*{what}.*not have yet"):
-        load(sets=[f"{key}={value}"])
-    default = SETTINGS[key][1]
-    load(sets=[f"{key}={default}"])
-
-
 def test_a_time_that_holds_by_default_is_one_that_a_client_could_ask_for() -> None:
     for key, limit, seconds in (
         ("transaction.timeout_seconds", "limits.transaction_seconds", 2000),
@@ -241,8 +233,6 @@ def test_check_config_shows_every_key_its_value_and_its_origin() -> None:
     table, rows = describe(config), {key: (value, origin) for key, value, origin in config_rows(config)}
     for key in SETTINGS:
         assert key in table and key in rows
-    marked = {line.split()[0] for line in table.splitlines() if line.endswith("default (not in this release)")}
-    assert marked == {"server.users"}
     assert rows["flush.messages"] == (5, "--set flush.messages")
     assert rows['topic."o".flush.messages'][0] == 1
 

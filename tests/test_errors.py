@@ -56,6 +56,8 @@ PUBLISHED = {
     "group_incomplete": 42,
     "unknown_schedule": 43,
     "store_failed": 44,
+    "login_failed": 45,
+    "forbidden": 46,
 }
 
 every_error = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

@@ -42,10 +42,12 @@ if TYPE_CHECKING:
     from tfmq.errors import DeliveryFailed as DeliveryFailed
     from tfmq.errors import DiskFull as DiskFull
     from tfmq.errors import Fenced as Fenced
+    from tfmq.errors import Forbidden as Forbidden
     from tfmq.errors import GroupFenced as GroupFenced
     from tfmq.errors import GroupIncomplete as GroupIncomplete
     from tfmq.errors import GroupStale as GroupStale
     from tfmq.errors import HeuristicOutcome as HeuristicOutcome
+    from tfmq.errors import LoginFailed as LoginFailed
     from tfmq.errors import LogTruncated as LogTruncated
     from tfmq.errors import MessageTooLarge as MessageTooLarge
     from tfmq.errors import NotAllowed as NotAllowed
@@ -90,7 +92,8 @@ if TYPE_CHECKING:
 _MODULES = ("aio", "codecs", "dead_letters", "errors", "hooks", "sql", "twisted")
 _ERRORS = (
     "Abandoned BadFrame BadRequest Busy Closed ConfigError ConnectionFailed Damaged DecodeFailed"
-    " DeliveryFailed DiskFull Fenced GroupFenced GroupIncomplete GroupStale HeuristicOutcome LogTruncated"
+    " DeliveryFailed DiskFull Fenced Forbidden GroupFenced GroupIncomplete GroupStale HeuristicOutcome"
+    " LoginFailed LogTruncated"
     " MessageTooLarge NotARecord NotAllowed NotSupported OffsetOutOfRange SequenceGap ServerError"
     " StaleEpoch StaleProducer StorageStopped StoreFailed TfmqError TimedOut TopicExists TransactionCommitted"
     " TransactionError TransactionExists TransactionRolledBack TransactionState TransactionTooLarge"

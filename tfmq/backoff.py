@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from tfmq.errors import Busy
+
+BUSY_WAIT_SECONDS_MAX: Final = 60.0
+"""The longest pause that a busy broker can ask for. If it is still busy after that, it asks again."""
 _DOUBLINGS_MAX = 60  # enough for any maximum; a larger exponent would overflow a float
 
 
@@ -30,3 +36,10 @@ class Backoff:
 
     def reset(self) -> None:
         self.seconds = self._first
+
+
+def pause_seconds(error: BaseException | None, seconds: float) -> float:
+    """Return the pause before the next attempt after `error`: `seconds`, or longer if a busy broker asks for that."""
+    if not isinstance(error, Busy):
+        return seconds
+    return max(seconds, min(error.wait_ms / 1000, BUSY_WAIT_SECONDS_MAX))

@@ -38,7 +38,7 @@ DEFAULT = "default"
 PREFIX: Final = "TFMQ_"
 VARIABLES: Final = {f"{PREFIX}{key.replace('.', '_').upper()}": key for key in SETTINGS}
 
-OTHER_VARIABLES: Final = ("TFMQ_SERVERS", "TFMQ_CLIENT_ID")
+OTHER_VARIABLES: Final = ("TFMQ_SERVERS", "TFMQ_PASSWORD", "TFMQ_CLIENT_ID")
 OTHER_PREFIXES: Final = ("TFMQ_TEST_", "TFMQ_BENCH_", "TFMQ_MUTANTS_")
 """Names, and beginnings of names, of variables that clients, tests and tools read. Any other TFMQ_ variable that is no
 setting is reported as misspelt."""
@@ -157,7 +157,7 @@ def parse_value(key: str, value: Any, origin: str, topic: str = "", typed: bool 
     shown = f'topic."{topic}".{key}' if topic else key
     if key not in known:
         raise ConfigError(f"There is no key {shown} ({origin}){_suggestion(key, known)}", key=shown)
-    setting, default = SETTINGS[key]
+    setting, _ = SETTINGS[key]
     if typed and isinstance(value, str) and not setting.kind.is_text:
         raise ConfigError(
             f"{shown} must be {setting.kind.text}, written without quotes, not {_shorten(value)} ({origin}).", key=shown
@@ -166,11 +166,6 @@ def parse_value(key: str, value: Any, origin: str, topic: str = "", typed: bool 
         read = setting.kind.read(value)
     except ValueError as error:
         raise ConfigError(f"{shown} must be {error}, not {_shorten(value)} ({origin}).", key=shown) from None
-    if setting.later and read != default:
-        raise ConfigError(
-            f"{shown} ({origin}) belongs to {setting.later}, which this release does not have yet: leave it out.",
-            key=shown,
-        )
     return read
 
 
@@ -209,14 +204,15 @@ def _check_combinations(config: Config) -> None:
     for name in ("tls_key", "tls_client_ca"):
         if getattr(config.server, name) and not config.server.tls_certificate:
             raise ConfigError(f"server.{name} needs server.tls_certificate, the server's own.", key=f"server.{name}")
+    server = config.server
+    is_closed = server.tls_certificate and (server.users or server.tls_client_ca)
     for key in ("server.listen", "http.listen"):
         listen = config.value(key)
-        open_to_all = not config.server.insecure and not config.server.tls_client_ca
-        if listen and not is_loopback(split_address(listen)[0]) and open_to_all:
+        if listen and not is_loopback(split_address(listen)[0]) and not server.insecure and not is_closed:
             raise ConfigError(
                 f"{key} is {listen}, outside of this machine, where anyone could read and write."
-                " Let clients show certificates (server.tls_certificate, server.tls_key, server.tls_client_ca), or set"
-                " server.insecure = true if the network is trusted.",
+                " Use TLS (server.tls_certificate, server.tls_key) and users (server.users) or certificates of clients"
+                " (server.tls_client_ca), or set server.insecure = true if the network is trusted.",
                 key=key,
                 listen=listen,
             )
@@ -407,17 +403,8 @@ def config_rows(config: Config) -> list[tuple[str, Any, str]]:
     return found
 
 
-RESERVED = " (not in this release)"
-
-
-def is_reserved(key: str) -> bool:
-    """Return whether a key belongs to a feature of a later release, so that only its default is accepted."""
-    return key in SETTINGS and bool(SETTINGS[key][0].later)
-
-
 def describe(config: Config) -> str:
-    """Return the configuration as a text table: key, value and origin in each line. Reserved keys are marked."""
+    """Return the configuration as a text table: key, value and origin in each line."""
     table = [(key, json.dumps(value), origin) for key, value, origin in config_rows(config)]
-    table = [(key, value, origin + (RESERVED if is_reserved(key) else "")) for key, value, origin in table]
     widths = [max(len(row[column]) for row in table) for column in (0, 1)]
     return "\n".join(f"{key:{widths[0]}}  {value:{widths[1]}}  {origin}" for key, value, origin in table)

@@ -14,7 +14,7 @@
     ├── MessageTooLarge
     ├── StorageStopped
     ├── DiskFull
-    ├── Busy
+    ├── Busy                  .wait_ms
     ├── Closed
     │   └── Abandoned
     ├── Fenced
@@ -43,7 +43,9 @@
     ├── BadFrame
     ├── VersionMismatch
     ├── ServerError
-    └── ConfigError
+    ├── ConfigError
+    ├── LoginFailed
+    └── Forbidden             .right
 
 Each class has a stable `code` (which programs compare), a `number` (which is sent), `retriable` (the same
 call may succeed later without a change), `outcome` ("not done", or "unknown": it may have been done),
@@ -208,6 +210,9 @@ class Busy(TfmqError):
     number, code, retriable, outcome = 13, "busy", True, NOT_DONE
     happened = "The broker or the client has reached a limit for pending work."
     advice = "Wait a little and try again."
+    wait_ms = Detail(0)
+    """After how many milliseconds the broker will accept the request; 0 if that is not known. The client waits so long
+    before it tries again."""
 
 
 class Closed(TfmqError):
@@ -415,6 +420,22 @@ class ConfigError(TfmqError):
     number, code, outcome = 31, "config_error", NOT_DONE
     happened = "The configuration is wrong."
     advice = "Correct the key that the sentence names; tfmq-server --check-config shows the source of each value."
+
+
+class LoginFailed(TfmqError):
+    number, code, outcome, closes = 45, "login_failed", NOT_DONE, True
+    happened = "The broker did not accept the login: there is no such user, or the password is wrong."
+    advice = "Check the user and the password in the address, or in $TFMQ_PASSWORD; `tfmq user password` sets another."
+
+
+class Forbidden(TfmqError):
+    """A right is missing."""
+
+    number, code, outcome = 46, "forbidden", NOT_DONE
+    happened = "The user of this connection has no right to do that."
+    advice = "`tfmq user grant` gives a right to a user."
+    right = Detail("")
+    """The right that is missing, as `tfmq user grant` takes it, such as "write:orders"."""
 
 
 def _all_subclasses(root: type[TfmqError]) -> Iterator[type[TfmqError]]:

@@ -66,6 +66,10 @@ UNSENT_BYTES = Limit(64 * MIB, "bytes", "a client that does not read is disconne
 UNSENT_SECONDS = Limit(10, "seconds", "how long such a client may read nothing", cap=3600)
 HELLO_SECONDS = Limit(10, "seconds", "an idle connection does not count against the limit without end", cap=300)
 CONNECTIONS = Limit(10_000, "connections", "file descriptors and memory", cap=100_000)
+CONNECTIONS_BEFORE_LOGIN = Limit(
+    1_000, "connections", "that have not logged in, where users are set: a new one replaces the oldest", cap=100_000
+)
+LOGIN_MESSAGE_BYTES = Limit(4 * KIB, "bytes", "one message of a login; a proof has about 200")
 
 # Limits of names and of what the broker stores: topics, groups, producers
 NAME_LENGTH = Limit(249, "characters", "a topic's name and -PARTITION make a folder name")

@@ -1,8 +1,7 @@
 """All settings: section, key, type, default, accepted values and explanation.
 
 A section is a frozen dataclass with a `setting` for each key. conf/server.toml and docs/configuration.md are generated
-from this module. A key marked `later` only reserves its name: any value but its default is rejected until a later
-release implements it.
+from this module.
 """
 
 import re
@@ -159,11 +158,10 @@ class DelayLevels:
 class Setting(NamedTuple):
     kind: Kind
     line: str
-    later: str = ""
 
 
-def setting(default: Any, kind: Kind, line: str, later: str = "") -> Any:
-    return field(default=default, metadata={"setting": Setting(kind, line, later)})
+def setting(default: Any, kind: Kind, line: str) -> Any:
+    return field(default=default, metadata={"setting": Setting(kind, line)})
 
 
 GIB = 1 << 30
@@ -178,7 +176,9 @@ class Server:
         "synced", Choice("synced", "written", "none"), "What a send waits for if the client does not choose."
     )
     insecure: bool = setting(
-        False, Boolean(), "Allow listening on other interfaces than loopback although clients need no certificate."
+        False,
+        Boolean(),
+        "Allow listening on other interfaces than loopback without TLS, or without users and certificates of clients.",
     )
     idle_exit_seconds: float = setting(
         0, Duration(0, YEARS), "Stop when no client was connected for this time; 0: never. For `file:PATH`."
@@ -201,7 +201,11 @@ class Server:
         Text("the path of a PEM file", empty=True),
         "Authorities of which each client must show a certificate; without them, clients need none.",
     )
-    users: str = setting("", Text("the path of a file", empty=True), "Who may connect.", later="users")
+    users: str = setting(
+        "",
+        Text("the path of a file", empty=True),
+        "The file of users, which `tfmq user` writes; without it everybody who can connect may do everything.",
+    )
 
 
 @dataclass(frozen=True)
@@ -369,6 +373,7 @@ TOPIC_KEYS: tuple[str, ...] = (
 
 RELOADED_LIMITS: tuple[str, ...] = (
     "connections",
+    "connections_before_login",
     "hello_seconds",
     "requests_in_flight",
     "unsent_bytes",

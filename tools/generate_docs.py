@@ -221,7 +221,7 @@ def setting_table() -> str:
                 f"`{key}`",
                 f"`{toml(default)}`",
                 setting.kind.text,
-                setting.line + (f" Comes with {setting.later}." if setting.later else ""),
+                setting.line,
                 "yes" if key in TOPIC_KEYS else "",
                 reloaded(key),
             )
@@ -279,8 +279,7 @@ def server_toml() -> str:
         if key.split(".")[0] != section:
             section = key.split(".")[0]
             lines += ["", f"[{section}]"]
-        later = f" Comes with {setting.later}." if setting.later else ""
-        lines.append(f"{key.split('.')[1]} = {toml(default)}  # {setting.line}{later}")
+        lines.append(f"{key.split('.')[1]} = {toml(default)}  # {setting.line}")
     lines += [
         "",
         "# A topic can have keys of its own:",

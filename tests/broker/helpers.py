@@ -74,6 +74,7 @@ class Session:
     def __init__(self, identity: str = "test") -> None:
         self.identity = identity
         self.operator = False
+        self.user = ""
         self.number = next(self._numbers)
         self.paused = False
         self.closed = False

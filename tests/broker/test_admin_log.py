@@ -17,7 +17,7 @@ Lines = Callable[[], list[str]]
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """Return the acts that were logged since the last call."""
-    caplog.set_level(logging.INFO, "tfmq.broker")
+    caplog.set_level(logging.INFO, "tfmq.audit")
 
     def look() -> list[str]:
         found = [each.getMessage() for each in caplog.records if ", asked by " in each.getMessage()]

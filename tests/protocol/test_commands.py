@@ -19,6 +19,7 @@ PUBLISHED = {
     "PING": 2,
     "STATUS": 3,
     "CANCEL": 4,
+    "AUTHENTICATE": 5,
     "METADATA": 10,
     "CREATE_TOPIC": 11,
     "GROW_TOPIC": 12,

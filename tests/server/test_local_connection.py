@@ -148,7 +148,7 @@ def test_a_request_is_checked_like_one_from_the_network() -> None:
 def test_the_end_of_a_session_is_told_once() -> None:
     session, told = LocalSession("a test"), []
     session.on_close(lambda: told.append(1))
-    session.close()
-    session.close()
+    session.end()
+    session.end()
     session.on_close(lambda: told.append(2))
     assert told == [1, 2]

@@ -8,11 +8,15 @@ import pytest
 
 from tests.server.fakes import EVERY_LIMIT, Net
 from tfmq import errors, limits
-from tfmq.errors import BadRequest, DiskFull
+from tfmq.access.rights import Rights
+from tfmq.access.scram import ClientLogin, Login, decoys, make_keys
+from tfmq.access.users import User
+from tfmq.errors import BadRequest, Busy, DiskFull
 from tfmq.limits import KIB
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import BY_REQUEST
-from tfmq.server.session import Reply, Session, SessionContext, unknown_command
+from tfmq.server.access_control import Account
+from tfmq.server.session import LOGIN_FAILED_SECONDS, Reply, Session, SessionContext, unknown_command
 
 
 class Engine:
@@ -330,3 +334,116 @@ def test_a_code_of_a_later_release_is_distinguished_from_an_unknown_one() -> Non
     assert "more commands about schedules" in str(unknown_command(79))
     assert unknown_command(4711).code == "unknown_command"
     assert "4711" in str(unknown_command(4711))
+
+
+# Logins
+
+
+class Access:
+    """Users as `AccessControl` has them: ann, who may log in once at a time."""
+
+    def __init__(self) -> None:
+        self.user = User("ann", make_keys("right", bytes, iterations=4096), Rights([]))
+        self.failed: list[tuple[str, str]] = []
+        self.full = False
+
+    def new_login(self) -> Any:
+        return Login({"ann": self.user.keys}.get, decoys(b"x"))
+
+    def admit(self, session: Session, name: str) -> Account:
+        if self.full:
+            raise Busy("no more")
+        return Account(self.user, lambda: 0.0)
+
+    def log_failed_login(self, name: str, peer: str) -> None:
+        self.failed.append((name, peer))
+
+    def check(self, request: Any, reply: Reply, session: Session) -> bool:
+        reply.error(errors.Forbidden("no"))
+        return False
+
+
+def login(client: Client, password: str, mechanism: str = "SCRAM-SHA-256") -> list[list[Any]]:
+    """Both messages of a login; the replies to the last one that was answered."""
+    end = ClientLogin("ann", password)
+    client.say(commands.Authenticate(mechanism, end.first()), 5)
+    replies = client.replies()
+    if replies and replies[0][0] == 0:
+        client.say(commands.Authenticate(mechanism, end.final(replies[0][2])), 6)
+        replies = client.replies()
+    return replies
+
+
+def test_hello_names_the_login_and_requests_wait_for_it() -> None:
+    access = Access()
+    client = Client(hello=False, access=access)
+    client.say_hello()
+    assert client.replies()[0][-1] == ["scram-sha-256"]
+    [(zero, correlation, _, done)] = login(client, "right")
+    assert (zero, correlation, done) == (0, 6, True)
+    assert (client.session.user, client.session.identity) == ("ann", "test of user ann at 127.0.0.1:50000")
+    client.say(produce())
+    assert len(client.engine.requests) == 1
+    client.say(commands.Status())
+    assert client.replies()[0][2] == "forbidden"
+    client.say(commands.Authenticate("SCRAM-SHA-256", b""))
+    assert client.replies()[0][2] == "bad_request" and not client.ended
+
+
+@pytest.mark.parametrize("request_", [produce(), commands.Ping(), commands.Status()])
+def test_before_the_login_nothing_else_is_accepted(request_: Any) -> None:
+    client = Client(hello=False, access=Access())
+    client.say_hello()
+    client.replies()
+    client.say(request_)
+    assert client.replies()[0][2] == "login_failed"
+    assert client.ended and not client.engine.requests
+
+
+def test_frames_stay_small_and_the_time_runs_until_the_login() -> None:
+    client = Client(hello=False, access=Access())
+    client.say_hello()
+    assert client.session.frame_bytes == limits.FRAME_BYTES_BEFORE_HELLO
+    client.net.reactor.advance(EVERY_LIMIT["hello_seconds"] + 1)
+    assert client.session.is_closed
+    logged_in = Client(hello=False, access=Access())
+    logged_in.say_hello()
+    logged_in.replies()
+    login(logged_in, "right")
+    logged_in.net.reactor.advance(EVERY_LIMIT["hello_seconds"] + 1)
+    assert not logged_in.ended and logged_in.session.frame_bytes == EVERY_LIMIT["frame_bytes"]
+
+
+@pytest.mark.parametrize(("password", "mechanism"), [("wrong", "SCRAM-SHA-256"), ("right", "PLAIN"), ("right", "")])
+def test_a_failed_login_is_answered_late_and_ends_the_connection(password: str, mechanism: str) -> None:
+    access = Access()
+    client = Client(hello=False, access=access)
+    client.say_hello()
+    client.replies()
+    assert login(client, password, mechanism) == []
+    client.say(commands.Ping())
+    client.net.reactor.advance(LOGIN_FAILED_SECONDS / 2)
+    assert client.replies() == [] and not client.ended
+    client.net.reactor.advance(LOGIN_FAILED_SECONDS)
+    assert client.replies()[0][2] == "login_failed"
+    assert client.ended and not client.engine.requests and client.session.account is None
+    assert len(access.failed) == 1
+
+
+def test_a_login_above_the_quota_of_connections_is_refused() -> None:
+    access = Access()
+    access.full = True
+    client = Client(hello=False, access=access)
+    client.say_hello()
+    client.replies()
+    assert login(client, "right")[0][2] == "busy"
+    assert client.ended and client.session.account is None
+
+
+def test_authenticate_without_users_or_before_hello_is_refused() -> None:
+    client = Client()
+    client.say(commands.Authenticate("SCRAM-SHA-256", b""))
+    assert client.replies()[0][2] == "not_allowed"
+    first = Client(hello=False, access=Access())
+    first.say(commands.Authenticate("SCRAM-SHA-256", b""))
+    assert first.replies()[0][2] == "bad_request" and first.ended

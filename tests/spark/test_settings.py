@@ -12,9 +12,9 @@ from tfmq.spark.settings import (
     SinkSettings,
     SourceSettings,
     commit_group_name,
+    parse_broker,
     parse_sink_settings,
     parse_source_settings,
-    require_one_broker,
 )
 
 LEAST = {"servers": "127.0.0.1:8367", "subscribe": "orders"}
@@ -99,17 +99,44 @@ def test_progress_is_the_brokers_and_a_folder_has_none() -> None:
 
 @pytest.mark.parametrize("servers", ["127.0.0.1:8367", "tfmq://broker", "localhost,"])
 def test_one_address(servers: str) -> None:
-    require_one_broker(servers)
+    assert parse_broker({"servers": servers}) == servers
 
 
 def test_several_are_refused() -> None:
     with pytest.raises(BadRequest, match="servers must be one broker, HOST:PORT, not "):
-        require_one_broker("127.0.0.1:1,127.0.0.1:2")
+        parse_broker({"servers": "127.0.0.1:1,127.0.0.1:2"})
 
 
 def test_what_is_no_address() -> None:
     with pytest.raises(BadRequest):
-        require_one_broker("127.0.0.1:99999")
+        parse_broker({"servers": "127.0.0.1:99999"})
+
+
+def test_a_password_is_an_option_or_in_the_environment_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = "tfmqs://me@broker"
+    assert settings(servers=user, PASSWORD="s:c/r@t").address.servers == "tfmqs://me:s%3Ac%2Fr%40t@broker"
+    assert parse_sink_settings({"servers": user, "password": "x"}, streaming=False).servers == "tfmqs://me:x@broker"
+    monkeypatch.setenv("TFMQ_PASSWORD", "y")
+    assert parse_broker({"servers": user}) == "tfmqs://me:y@broker"
+    assert parse_broker({"servers": "broker"}) == "broker"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"servers": "tfmq://me:secret@broker"}, "servers has a password, which Spark would show in plans: write"),
+        ({"servers": "tfmq://me:secret@broker", "password": "secret"}, "servers has a password"),
+        ({"servers": "tfmq://me@broker"}, "has no password"),
+        ({"servers": "broker", "password": "secret"}, "password needs a user"),
+    ],
+)
+def test_a_password_in_another_place_is_refused_and_not_shown(
+    options: dict[str, str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TFMQ_PASSWORD", raising=False)
+    with pytest.raises(BadRequest, match=sentence) as caught:
+        parse_broker(options)
+    assert "secret" not in str(caught.value)
 
 
 # Options of a sink, checked.

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from tests.client.rig import Rig
 from tests.scale import scaled, seeded
 from tests.spark.stored import SEGMENT_BYTES, fill, joined, small_broker, wanted
 from tfmq.embedded import local_server
 from tfmq.errors import Busy, ConnectionFailed, LogTruncated, OffsetOutOfRange, StorageStopped, TimedOut, UnknownTopic
 from tfmq.producer import Producer
-from tfmq.protocol.commands import Locate
+from tfmq.protocol.commands import Locate, Ping
 from tfmq.spark.ranges import OffsetRange, PartitionLog
-from tfmq.spark.wire_reader import BrokerLogReader
+from tfmq.spark.wire_reader import BrokerLogReader, send_requests
 from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.live_server import LiveServer
 
@@ -263,6 +264,15 @@ def test_the_epoch_of_an_answer_goes_with_the_next_question(logs: BrokerLogReade
     asked = recorded(logs)
     joined(logs.read_blocks(every, 200_000))
     assert [request.epoch for request in asked] == [-1] + [1] * (len(asked) - 1)
+
+
+def test_a_reader_waits_as_long_as_the_broker_asks_for() -> None:
+    rig = Rig()
+    requests = [(PartitionLog("orders", 1, 0, 0), Ping())]
+    rig.broker.plan(Ping, Busy(wait_ms=3000), Busy(wait_ms=2000))
+    begun = rig.time
+    (call,) = rig.run(send_requests(rig.link, requests, 10.0))
+    assert call.error is None and 5.0 <= rig.time - begun < 5.2
 
 
 def test_a_busy_broker_is_asked_again_until_the_time_is_over(broker: SimulatedBroker) -> None:

@@ -65,6 +65,8 @@ class Answer:
 
 
 class Session:
+    user = ""
+
     def __init__(self, identity: str = "shop@127.0.0.1:5000") -> None:
         self.identity = identity
 

@@ -29,6 +29,9 @@ ALL: dict[str, journal_records.Operation] = {
     "prepare of a member": journal_records.PrepareRecord(
         18, 1_700_000_000_500, MEMBER, TOPICS, (), 1, 1_700_086_400_000
     ),
+    "prepare of a user": journal_records.PrepareRecord(
+        24, 1_700_000_000_500, ORIGIN._replace(user="billing"), TOPICS, (), 1, 0
+    ),
     "commit": journal_records.CommitRecord(17, 1_700_000_000_600),
     "commit with an xid": journal_records.CommitRecord(17, 1_700_000_000_600, "order-42"),
     "rollback": journal_records.RollbackRecord(17, 1_700_000_000_600),
@@ -93,7 +96,7 @@ def test_an_origin_with_more_fields_is_read() -> None:
     kind, epoch, payload = journal_records.pack(ALL["prepare of a member"])
     time_ms, origin, *rest = msgpack.unpackb(payload, use_list=False)
     member = (*origin[-1], "new")
-    data = msgpack.packb([time_ms, (*origin[:-1], member, "new"), *rest])
+    data = msgpack.packb([time_ms, (*origin[:-1], member, "", "new"), *rest])
     assert journal_records.unpack(kind, epoch, data) == ALL["prepare of a member"]
 
 

@@ -59,7 +59,11 @@ class Session(Protocol):
 
     @property
     def identity(self) -> str:
-        """The client's name and address, for logs and member lists."""
+        """The client's name, user and address, for logs and member lists."""
+
+    @property
+    def user(self) -> str:
+        """The user that has logged in; "" where the broker has no users."""
 
     @property
     def operator(self) -> bool:

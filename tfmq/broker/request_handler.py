@@ -21,7 +21,7 @@ from tfmq.config import Config
 from tfmq.errors import NOT_DONE, Busy, TfmqError, UnknownPartition, UnknownTopic
 from tfmq.protocol import commands
 
-log = logging.getLogger("tfmq.broker")
+audit = logging.getLogger("tfmq.audit")
 
 RESULT_CHARACTERS_MAX: Final = 1000
 """A longer result is cut off after this number of characters in the log."""
@@ -206,7 +206,7 @@ class LoggingReply:
     def _log(self, result: str) -> None:
         # An error message may quote text of the client; a line break in that text would forge a second log line.
         result = "".join(character if character.isprintable() else "?" for character in result[:RESULT_CHARACTERS_MAX])
-        log.info("%s, asked by %s: %s", self._command.describe_request(self._request), self._session.identity, result)
+        audit.info("%s, asked by %s: %s", self._command.describe_request(self._request), self._session.identity, result)
 
 
 def _heuristic(request: Any) -> str:

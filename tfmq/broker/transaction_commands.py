@@ -188,6 +188,14 @@ class TransactionCommands:
     def list_transactions(self, request: ListTransactions, reply: Reply) -> None:
         reply.ok(*self.coordinator.list(request.states, request.after, request.limit, request.group))
 
+    def find_user(self, xid: str, epoch: int) -> str | None:
+        """Return the user to whom an unfinished transaction belongs (epoch 0: the latest one of the xid).
+
+        "" if it was begun while the broker had no users; None if there is no such transaction.
+        """
+        transaction = self.store.transactions.get(epoch) if epoch else self.store.by_xid.get(xid)
+        return None if transaction is None else transaction.origin.user
+
     def describe(self, executor: BoundedExecutor, request: DescribeTransaction, reply: Reply, session: Session) -> None:
         """Reply with one transaction, by its name or by the LSN of its commit record. Raises BadRequest for neither.
 

@@ -36,6 +36,7 @@ COMMANDS = {
     "delay": "tfmq.cli.delay:delay",
     "schedule": "tfmq.cli.schedule:schedule",
     "dlq": "tfmq.cli.dlq:dlq",
+    "user": "tfmq.cli.user:user",
     "log": "tfmq.cli.log:log",
     "status": "tfmq.cli.status:status",
     "bench": "tfmq.cli.bench:bench",

@@ -237,6 +237,9 @@ class Subscription(NamedTuple):
 SubscriptionOrNil = Annotated[Subscription | None, Optional(Record(Subscription))]
 
 MAGIC = "TFMQ"
+FEATURE_SCRAM = "scram-sha-256"
+"""Feature in the reply to HELLO: the broker has users, and wants a login (AUTHENTICATE) before other requests."""
+MECHANISM_SCRAM = "SCRAM-SHA-256"
 VERSION_MIN = VERSION_MAX = 1
 
 ACKS = {"none": ACKS_NONE, "written": ACKS_WRITTEN, "synced": ACKS_SYNCED}
@@ -319,6 +322,22 @@ class Cancel(NamedTuple):
 
 class CancelReply(NamedTuple):
     cancelled: Boolean
+
+
+class Authenticate(NamedTuple):
+    """Log in: one message of the client, answered with one of the broker, until `done`.
+
+    The messages are those of the SASL mechanism SCRAM-SHA-256 (RFC 5802, RFC 7677). A broker with users names the
+    mechanism in the features of its HELLO reply, and accepts no other command before the login is done.
+    """
+
+    mechanism: ShortText
+    data: Annotated[bytes, ByteString(limits.LOGIN_MESSAGE_BYTES)]
+
+
+class AuthenticateReply(NamedTuple):
+    data: Annotated[bytes, ByteString(limits.LOGIN_MESSAGE_BYTES)]
+    done: Boolean
 
 
 # Commands of producers
@@ -1038,6 +1057,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(2, Ping, PingReply),
     Command(3, Status, StatusReply),
     Command(4, Cancel, CancelReply),
+    Command(5, Authenticate, AuthenticateReply),
     Command(10, Metadata, MetadataReply),
     Command(11, CreateTopic, CreateTopicReply),
     Command(12, GrowTopic, GrowTopicReply),

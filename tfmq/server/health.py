@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Final
 
 from tfmq import limits
+from tfmq.access.rights import MONITOR, Need
 from tfmq.server.http_message import HttpAnswer, HttpRequest, json_answer, text_answer
 from tfmq.tls import TlsSocket
 
@@ -27,7 +28,12 @@ def live(request: HttpRequest) -> HttpAnswer:
 
 
 def ready(request: HttpRequest) -> HttpAnswer:
-    return readiness(request.context.not_ready())
+    """Answer whether the broker does its whole work; why not, where it has users, only to those who may ask for it."""
+    reasons = request.context.not_ready()
+    may_know = request.account.allow(Need((MONITOR,))) if request.account else request.context.access is None
+    if may_know or not reasons:
+        return readiness(reasons)
+    return json_answer({"ready": False}, 503)
 
 
 def readiness(reasons: Sequence[Mapping[str, str]]) -> HttpAnswer:

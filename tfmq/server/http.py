@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import logging
 import socket
@@ -19,11 +20,21 @@ from twisted.python.failure import Failure
 from twisted.web import http
 
 from tfmq import limits
+from tfmq.access.rights import MONITOR, Need
 from tfmq.config import is_loopback, split_address
-from tfmq.errors import BadRequest, Busy, NotAllowed, TfmqError, UnknownTopic
+from tfmq.errors import (
+    BadRequest,
+    Busy,
+    Forbidden,
+    LoginFailed,
+    NotAllowed,
+    TfmqError,
+    UnknownTopic,
+    UnknownTransaction,
+)
 from tfmq.server.connection_limits import BY_PEER
 from tfmq.server.health import live, ready
-from tfmq.server.http_message import HttpAnswer, HttpContext, HttpRequest, json_answer, text_answer
+from tfmq.server.http_message import LOGIN, PUBLIC, HttpAnswer, HttpContext, HttpRequest, json_answer, text_answer
 from tfmq.server.http_page import PAGE_ROUTES
 from tfmq.server.metrics import metrics
 from tfmq.server.transport import PacedPort, address_text
@@ -39,7 +50,8 @@ class Route(NamedTuple):
     """One row of the table of routes.
 
     `path`: a part in braces stands for any text without a slash, which `HttpRequest.parameters` has. `methods`: HEAD
-    belongs to GET. `right`: the right that a user needs; "": none. `handler` returns the answer, or a Deferred of it.
+    belongs to GET. `right`: the right that a user needs where the server has users; PUBLIC: not even a login; LOGIN: a
+    login, because the commands that the handler executes need their own. `handler` returns the answer, or a Deferred.
     """
 
     path: str
@@ -49,27 +61,58 @@ class Route(NamedTuple):
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    Route("/live", ("GET",), "", live),
-    Route("/ready", ("GET",), "", ready),
-    Route("/metrics", ("GET",), "monitor", metrics),
+    Route("/live", ("GET",), PUBLIC, live),
+    Route("/ready", ("GET",), PUBLIC, ready),
+    Route("/metrics", ("GET",), MONITOR, metrics),
     *(Route(*each) for each in PAGE_ROUTES),
 )
 """Every path of the HTTP server. The first route that matches is used."""
 
 STATUS_OF_ERRORS: Final[tuple[tuple[type[TfmqError], int], ...]] = (
     (BadRequest, 400),
+    (LoginFailed, 401),
     (NotAllowed, 403),
+    (Forbidden, 403),
     (UnknownTopic, 404),
+    (UnknownTransaction, 404),
     (Busy, 503),
 )
 """Status of an answer to a request whose handler raised such an error; 500 for any other."""
 
 
-def check_right(request: HttpRequest, right: str) -> None:
-    """Raise an error unless the user of the request has the right.
+def log_in(request: HttpRequest, right: str) -> HttpRequest:
+    """Return the request with its user, who has the right of its route (`Route.right`).
 
-    There are no users yet: whoever can connect has all rights, as with the port for clients.
+    Credentials are those of HTTP Basic (RFC 7617). Raises LoginFailed without valid ones, unless the route is PUBLIC,
+    Forbidden without the right, Busy if too many passwords are tried.
     """
+    access = request.context.access
+    given = request.headers.get("authorization")
+    if access is None or (right == PUBLIC and given is None):
+        return request
+    name, password = _credentials(given)
+    try:
+        account = access.check_password(name, password)
+    except LoginFailed:
+        if given is not None:
+            access.log_failed_login(name, request.peer)
+        raise
+    need = Need((right,))
+    if right not in (PUBLIC, LOGIN) and not account.allow(need):
+        raise access.forbid(request.path, account, f"{account.name} at {request.peer}", need)
+    return request._replace(account=account)
+
+
+def _credentials(header: str | None) -> tuple[str, str]:
+    """Return user and password of an Authorization header. Raises LoginFailed if it is missing or of another kind."""
+    scheme, _, encoded = (header or "").partition(" ")
+    try:
+        name, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+    except ValueError:
+        colon = ""
+    if scheme.lower() != "basic" or not colon:
+        raise LoginFailed("This server has users: log in with HTTP Basic.")
+    return name, password
 
 
 def find_route(method: str, path: str, routes: tuple[Route, ...] = ROUTES) -> tuple[Route, dict[str, str]] | HttpAnswer:
@@ -188,8 +231,7 @@ class _Request(http.Request):  # type: ignore[misc]
         body = self.content.getvalue()
         peer = address_text(*self.channel.transport.client[:2])
         request = HttpRequest(method, path, query, parameters, headers, body, peer, server.context)
-        check_right(request, route.right)
-        return route.handler(request)
+        return route.handler(log_in(request, route.right))
 
     def _send(self, answer: HttpAnswer) -> None:
         if self._disconnected:
@@ -204,7 +246,10 @@ class _Request(http.Request):  # type: ignore[misc]
         error = failure.value
         if isinstance(error, TfmqError):
             status = next((status for kind, status in STATUS_OF_ERRORS if isinstance(error, kind)), 500)
-            self._send(json_answer({"error": error.code, "message": error.sentence}, status))
+            answer = json_answer({"error": error.code, "message": error.sentence}, status)
+            if isinstance(error, LoginFailed):
+                answer = answer._replace(headers=(("WWW-Authenticate", 'Basic realm="tfmq", charset="UTF-8"'),))
+            self._send(answer)
             return
         logger.error("a request over HTTP failed", exc_info=(failure.type, error, failure.getTracebackObject()))
         self._send(text_answer(500, "The request failed; the server's log says why."))

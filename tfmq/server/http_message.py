@@ -10,12 +10,16 @@ from urllib.parse import parse_qs
 from twisted.internet.defer import Deferred
 
 from tfmq import limits
-from tfmq.broker.reply import Body, Reply, Session
 from tfmq.config import Config
 from tfmq.errors import BadRequest
 
 if TYPE_CHECKING:
+    from tfmq.server.access_control import AccessControl, Account
     from tfmq.server.page.api import PageContext  # loads the client, which a server without HTTP does not need
+
+PUBLIC: Final = ""
+LOGIN: Final = "login"
+"""Values of `Route.right` beside the actions of `tfmq.access.rights`."""
 
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
@@ -41,12 +45,12 @@ class HttpContext(NamedTuple):
     config: Callable[[], Config]
     status: Callable[[], dict[str, Any]]
     """Returns the fields of the reply to STATUS."""
-    handle: Callable[[Any, Body, Reply, Session], None]
-    """`RequestHandler.handle`, which executes a command."""
     turn_wanted: Callable[[], None]
     """Requests that the broker's work of this turn is done. Call it before `handle`."""
     not_ready: Callable[[], list[dict[str, str]]]
     """Returns why the broker does not do its whole work now; [] if it does."""
+    access: AccessControl | None
+    """The users and their rights; None: everybody who can connect may do everything."""
     page: PageContext
     scrape: Callable[[], Deferred[HttpAnswer]]
     """Returns the answer with all metrics, later."""
@@ -65,6 +69,8 @@ class HttpRequest(NamedTuple):
     peer: str
     """HOST:PORT of the client."""
     context: HttpContext
+    account: Account | None = None
+    """The user of the request; None without a login."""
 
     def query(self) -> dict[str, str]:
         """Return the values after the question mark; of a repeated name, the last. Raises `BadRequest`."""

@@ -12,7 +12,7 @@ from journal.clock import Clock
 from journal.log.log import Log
 from tfmq.broker.broker import Broker
 from tfmq.errors import BadRequest
-from tfmq.server.http_message import JSON, HttpAnswer, HttpRequest, json_answer
+from tfmq.server.http_message import JSON, LOGIN, PUBLIC, HttpAnswer, HttpRequest, json_answer
 from tfmq.server.local_connection import LocalSession
 from tfmq.server.page.api import VIEWS, Api, ApiView, PageContext, object_of_body
 from tfmq.server.page.arguments import to_json
@@ -46,7 +46,13 @@ def _session(request: HttpRequest) -> HttpAnswer:
     tokens = request.context.page.tokens
     cookie = tokens.cookie_of(request.headers) or tokens.new_cookie()
     header = ("Set-Cookie", tokens.header(cookie, is_tls=request.context.page.is_tls()))
-    return json_answer({"user": "", "token": tokens.token_of(cookie)})._replace(headers=(header,))
+    user = "" if request.account is None else request.account.name
+    return json_answer({"user": user, "token": tokens.token_of(cookie)})._replace(headers=(header,))
+
+
+def _identity(request: HttpRequest) -> str:
+    user = "" if request.account is None else f" of user {request.account.name}"
+    return f"the page{user} at {request.peer}"
 
 
 def _call(view: ApiView, request: HttpRequest) -> HttpAnswer | Deferred[HttpAnswer]:
@@ -70,7 +76,7 @@ def _call(view: ApiView, request: HttpRequest) -> HttpAnswer | Deferred[HttpAnsw
         else:
             answer.callback(HttpAnswer(200, to_json(result) + b"\n", JSON))
 
-    request.context.page.api.call(view, given, LocalSession(f"the page at {request.peer}"), done)
+    request.context.page.api.call(view, given, LocalSession(_identity(request), request.account), done)
     return answer
 
 
@@ -99,9 +105,9 @@ def make_page(
 
 
 PAGE_ROUTES: Final[tuple[tuple[str, tuple[str, ...], str, Handler], ...]] = (
-    ("/", ("GET",), "", partial(_file, INDEX)),
-    *((f"/{name}", ("GET",), "", partial(_file, name)) for name in NAMES if name != INDEX),
-    ("/api/session", ("GET",), "", _session),
-    *((f"/api/{view.path}", (view.method,), "", partial(_call, view)) for view in VIEWS),
+    ("/", ("GET",), LOGIN, partial(_file, INDEX)),
+    *((f"/{name}", ("GET",), PUBLIC, partial(_file, name)) for name in NAMES if name != INDEX),
+    ("/api/session", ("GET",), LOGIN, _session),
+    *((f"/api/{view.path}", (view.method,), LOGIN, partial(_call, view)) for view in VIEWS),
 )
 """Path, methods, right and handler of each route of the page."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tfmq.bounded_msgpack import Buffer
 from tfmq.broker.reply import Buffers, client_error
@@ -22,6 +22,9 @@ from tfmq.errors import Abandoned, ServerError, TfmqError, TimedOut, to_error_re
 from tfmq.limits import received_limits
 from tfmq.protocol import commands, frames
 from tfmq.server.session import SessionContext
+
+if TYPE_CHECKING:
+    from tfmq.server.access_control import Account
 
 logger = logging.getLogger("tfmq.server")
 
@@ -39,8 +42,10 @@ class LocalSession:
     """A person uses the page, so the changes that it requests are logged."""
     number = 0
 
-    def __init__(self, identity: str) -> None:
+    def __init__(self, identity: str, account: Account | None = None) -> None:
+        """`account`: the user of the request; None where the server has no users."""
         self.identity = identity
+        self.account = account
         self._on_close: dict[Callable[[], None], None] = {}
         self._is_closed = False
 
@@ -56,7 +61,14 @@ class LocalSession:
     def resume(self) -> None:
         """Do nothing; see `pause`."""
 
-    def close(self) -> None:
+    def pause_for(self, seconds: float) -> None:
+        """Do nothing; see `pause`."""
+
+    @property
+    def user(self) -> str:
+        return "" if self.account is None else self.account.name
+
+    def end(self) -> None:
         """End the session: its open local transactions and waiting requests end."""
         self._is_closed = True
         callbacks, self._on_close = self._on_close, {}
@@ -129,6 +141,15 @@ class LocalConnection(ClientConnection):
 
     def check(self, request: Any) -> None:
         """Raise the error with which `request` would be refused to the user of the session."""
+        access = self._context.access
+        refusal = None if access is None else access.refusal(request, self.session)
+        if refusal is not None:
+            raise refusal
+
+    def may(self, request: Any) -> bool:
+        """Return whether the user of the session has the rights for `request`."""
+        access = self._context.access
+        return access is None or access.allows(request, self.session.account)
 
     def _send(self, pending: PendingRequest) -> None:
         """Count the attempt. `send_request` executes the request when it is registered, so that a reply finds it."""
@@ -144,6 +165,7 @@ class LocalConnection(ClientConnection):
             encoded = frames.encode((command.code, pending.correlation_id, *pending.request))
             request = command.request.decode(_header_of(encoded, context.header_bounds), command.name, 2)
             if type(request) is commands.Status:
+                self.check(request)
                 reply.ok(context.status())
                 return
             context.turn_wanted()

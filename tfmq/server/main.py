@@ -256,6 +256,10 @@ def main(
 
         try:
             tls_context(config)
+            if config.server.users:
+                from tfmq.access.users import load_users
+
+                load_users(config.server.users)
         except ConfigError as error:
             _exit_with(error.sentence, 2)
         click.echo(configuration.describe(config))
@@ -343,6 +347,8 @@ def reload(service: Server, load: Callable[[], Config]) -> None:
     parts = [", ".join(changed) if changed else "nothing that can change at run time has changed"]
     if config.server.tls_certificate:
         parts.append("the certificates were read again")
+    if config.server.users:
+        parts.append("the users were read again")
     if later:
         parts.append(f"needs a restart: {', '.join(later)}")
     is_info = logger.isEnabledFor(logging.INFO)

@@ -36,6 +36,7 @@ from tfmq.tls import READ_BYTES, TlsSocket, server_context
 if TYPE_CHECKING:
     import ssl
 
+    from tfmq.server.access_control import AccessControl
     from tfmq.server.http import HttpServer
     from tfmq.server.metrics import Scraper
     from tfmq.zookeeper.registration import Registration
@@ -303,6 +304,8 @@ def registration_updater(
 
 LAST_REPLY_SECONDS = 1.0
 """When the server stops, time that its clients have to read their last replies."""
+BEFORE_LOGIN_SECONDS = 1.0
+"""How long a connection may take to log in although there are too many of them: longer than an honest client needs."""
 REJECTED_MAX = 32
 """Maximum connections above the limit that are open at a time to get an error reply, each for two seconds."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -356,6 +359,9 @@ class Server:
             lambda: self._workers.finished_count,
             self._trim,
         )
+        self.access = access_control(config, self._request_handler, clock, randomness)
+        self._before_login: dict[Session, float] = {}
+        """Sessions whose HELLO or login is not done, in the order of their age, with the time of their connection."""
         self._tls_context: ssl.SSLContext | None = None
         self._tls_scratch = bytearray(READ_BYTES)
         self._http: HttpServer | None = None
@@ -366,6 +372,8 @@ class Server:
     def start(self) -> None:
         """Open the broker and accept connections. If that fails, close everything again and raise the error."""
         self._tls_context = tls_context(self.config)
+        if self.access is not None:
+            self.access.load()
         host, port = split_address(self.config.server.listen)
         bound = bind_socket(host, port)
         bound_http = None
@@ -418,12 +426,15 @@ class Server:
         self._turn.request_end()
 
     def reload(self, config: Config) -> None:
-        """Apply another configuration, and read the certificates again.
+        """Apply another configuration, and read the certificates and the users again.
 
         Open sessions keep the limits and acks that their HELLO reply contained, and their TLS. Raises `ConfigError`,
-        and changes nothing, if the certificates cannot be used.
+        and changes nothing, if the certificates or the users cannot be used.
         """
-        self._tls_context = tls_context(config)
+        context = tls_context(config)
+        if self.access is not None:
+            self.access.load()
+        self._tls_context = context
         self.config = config
         self.__dict__.pop("_session_context", None)
         self._broker.reload(config)
@@ -467,9 +478,9 @@ class Server:
         context = HttpContext(
             config=lambda: self.config,
             status=self._status,
-            handle=self._request_handler.handle,
             turn_wanted=self._turn.request_end,
             not_ready=self._not_ready,
+            access=self.access,
             page=make_page(
                 lambda: self._session_context,
                 lambda: self._broker,
@@ -545,7 +556,12 @@ class Server:
         """Return the protocol object of a new connection; above the limit, a `RejectedConnection`.
 
         If too many connections are being rejected already, return None: Twisted then closes the connection at once.
+        Connections without a login must not keep others away: where there are too many, the oldest one is closed for
+        the new one, unless it is younger than BEFORE_LOGIN_SECONDS.
         """
+        is_full = len(self._sessions) >= self._sessions_max
+        if is_full or len(self._before_login) >= self.config.limits["connections_before_login"]:
+            self._close_oldest_before_login()
         if len(self._sessions) >= self._sessions_max:
             self._refused_count += 1
             if self._refused_count & (self._refused_count - 1) == 0:
@@ -564,13 +580,20 @@ class Server:
             )
         return Session(self._session_context)
 
+    def _close_oldest_before_login(self) -> None:
+        oldest, since = next(iter(self._before_login.items()), (None, 0.0))
+        if oldest is not None and self._clock.monotonic() - since >= BEFORE_LOGIN_SECONDS:
+            self._refused_count += 1
+            self._session_closed(oldest)  # at once, so that its place is free for the new one
+            oldest.cut_off()
+
     def _rejected_closed(self) -> None:
         self._rejecting -= 1
 
     @functools.cached_property
     def _session_context(self) -> SessionContext:
         return SessionContext(
-            handle=with_spans(self._request_handler.handle),
+            handle=with_spans(self._request_handler.handle if self.access is None else self.access.handle),
             node=self._broker.node,
             server=server_name(),
             address=self.address,
@@ -583,6 +606,8 @@ class Server:
             opened=self._session_opened,
             closed=self._session_closed,
             header_bounds=self._header_bounds,
+            access=self.access,
+            greeted=self._session_greeted,
         )
 
     def _bound_headers(self) -> None:
@@ -596,10 +621,15 @@ class Server:
 
     def _session_opened(self, session: Session) -> None:
         self._sessions.add(session)
+        self._before_login[session] = self._clock.monotonic()
         self._idle_monitor.check()
+
+    def _session_greeted(self, session: Session) -> None:
+        self._before_login.pop(session, None)
 
     def _session_closed(self, session: Session) -> None:
         self._sessions.discard(session)
+        self._before_login.pop(session, None)
         self._idle_monitor.check()
 
     def _status(self) -> dict[str, Any]:
@@ -659,6 +689,18 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
     if not server.tls_certificate:
         return None
     return server_context(server.tls_certificate, server.tls_key, server.tls_client_ca)
+
+
+def access_control(
+    config: Config, handler: RequestHandler, clock: Clock, randomness: Callable[[int], bytes]
+) -> AccessControl | None:
+    """Return the access control of the configuration; None if it has no users."""
+    if not config.server.users:
+        return None
+    # Imported here because the library for logins takes time to load, which a server without users does not need.
+    from tfmq.server.access_control import AccessControl
+
+    return AccessControl(config.server.users, handler.handle, lambda: handler.broker, clock, randomness)
 
 
 def resident_bytes() -> int:

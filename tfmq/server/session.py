@@ -1,6 +1,7 @@
 """A session: decodes the frames of one connection into requests, and sends the replies.
 
-The first command must be HELLO; before HELLO only small frames are accepted. After an error reply the session
+The first command must be HELLO, and where the server has users, AUTHENTICATE follows until the login is done; before
+that only small frames are accepted. After an error reply the session
 continues, unless the error's class sets `closes`. Replies are sent in the order in which the broker completes requests.
 The body of a request stays in the receive buffer until the broker calls `Reply.body_done`, or the reply is sent.
 """
@@ -9,23 +10,40 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from journal.buffers import Buffer
 from tfmq import errors, limits
 from tfmq.broker.reply import Body, Buffers, client_error
-from tfmq.errors import BadFrame, BadRequest, Busy, NotSupported, TfmqError, UnknownCommand, VersionMismatch
+from tfmq.errors import (
+    BadFrame,
+    BadRequest,
+    Busy,
+    LoginFailed,
+    NotAllowed,
+    NotSupported,
+    TfmqError,
+    UnknownCommand,
+    VersionMismatch,
+)
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import BY_CODE, BY_REQUEST, reserved_for
 from tfmq.server.connection_limits import BY_PEER
 
 if TYPE_CHECKING:
+    from tfmq.access.scram import Login
+    from tfmq.server.access_control import AccessControl, Account
     from tfmq.server.transport import Connection
 
 logger = logging.getLogger("tfmq.server")
 
 PAUSED_FOR_REQUESTS = "requests"
+PAUSED_FOR_QUOTA = "quota"
+PAUSED_FOR_LOGIN = "login"
+LOGIN_FAILED_SECONDS = 1.0
+"""After this time a failed login is answered, so that one connection can try one password a second."""
 CLIENT_NAME_LOGGED_MAX = int(limits.CLIENT_ID_LENGTH)
 """Maximum number of characters of a client's name in logs. The client chooses the name, and it may be very long."""
 RESUME_FRACTION = 8
@@ -55,6 +73,10 @@ class SessionContext(NamedTuple):
     closed: Callable[[Session], None]
     header_bounds: Mapping[int, tuple[int, int]]
     """How many fields and values a request header may have, by command code (`commands.header_bounds`)."""
+    access: AccessControl | None = None
+    """The users and their rights; None: everybody who can connect may do everything. With it, `handle` is its own."""
+    greeted: Callable[[Session], None] = lambda session: None
+    """Called when HELLO, and the login if there is one, are done."""
 
 
 class Reply:
@@ -119,13 +141,19 @@ class Session:
         self._context = welcome
         self._handle = welcome.handle
         self._peer = ""
+        self.client = ""
+        """The client's name, for display."""
         self.identity = ""
-        """The client's name and address, for display."""
+        """The client's name, user and address, for display."""
         self._in_flight = 0
         self._in_flight_max = welcome.limits["requests_in_flight"]
         self.is_closed = False
         self._on_close: dict[Callable[[], None], None] = {}
         self._hello_timer: Any = None
+        """Ends the session if HELLO and the login are not done in time; None when they are."""
+        self._login: Login | None = None
+        self.account: Account | None = None
+        """The user that has logged in; None on a server without users."""
         self.frame_bytes: int = welcome.limits["frame_bytes_before_hello"]
         self.operator = False
         self._is_admitted = False
@@ -170,7 +198,7 @@ class Session:
         if self._in_flight >= self._in_flight_max:
             self.transport.pause(PAUSED_FOR_REQUESTS)
         command = BY_CODE.get(header[0])
-        if self._hello_timer is not None or command is None or command is HELLO:
+        if self._hello_timer is not None or command is None or command is HELLO or command is AUTHENTICATE:
             self._handle_other(header)
             return
         retained = buffer.retain() if len(body) else None
@@ -189,12 +217,14 @@ class Session:
         if type(request) is commands.Produce:
             reply.is_silent = request.acks == commands.ACKS_NONE
         elif type(request) is commands.Status:
-            self._status(reply)
+            self._status(request, reply)
             return
         self._context.turn_wanted()
         self._handle(request, body, reply, self)
 
-    def _status(self, reply: Reply) -> None:
+    def _status(self, request: commands.Status, reply: Reply) -> None:
+        if self._context.access is not None and not self._context.access.check(request, reply, self):
+            return
         try:
             status = self._context.status()
         except Exception as error:
@@ -210,7 +240,7 @@ class Session:
             self.send([response])
         else:
             self.send_error(0, error)
-        self._close()
+        self.end()
 
     # Methods that the broker calls
 
@@ -227,6 +257,15 @@ class Session:
     def resume(self) -> None:
         self.transport.resume("engine")
 
+    @property
+    def user(self) -> str:
+        return "" if self.account is None else self.account.name
+
+    def pause_for(self, seconds: float) -> None:
+        """Read nothing from the client for this time."""
+        self.transport.pause(PAUSED_FOR_QUOTA)
+        self._context.call_later(seconds, partial(self.transport.resume, PAUSED_FOR_QUOTA))
+
     # Methods that `Reply` calls
 
     def send(self, buffers: list[Any]) -> None:
@@ -240,7 +279,7 @@ class Session:
             logger.error("a request of %s met an error of ours", self.identity, exc_info=error)
         self.send(frames.encode((-number, correlation, code, outcome, sentence, details)))
         if getattr(error, "closes", False):
-            self._close()
+            self.end()
 
     def request_replied(self) -> None:
         """Count a reply. After a pause, read again when 1/RESUME_FRACTION of the maximum has got replies."""
@@ -248,13 +287,17 @@ class Session:
         if self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_FRACTION - 1 and not self.is_closed:
             self.transport.resume(PAUSED_FOR_REQUESTS)
 
-    # Requests that the broker does not handle: HELLO and unknown commands
+    # Requests that the broker does not handle: HELLO, AUTHENTICATE and unknown commands
 
     def _handle_other(self, header: list[Any]) -> None:
         reply = Reply(self, header[1])
         try:
             if header[0] == HELLO.code:
                 reply.ok(*self._hello(HELLO.request.decode(header, HELLO.name, 2)))
+            elif header[0] == AUTHENTICATE.code:
+                self._authenticate(AUTHENTICATE.request.decode(header, AUTHENTICATE.name, 2), reply)
+            elif self._login is not None:
+                raise LoginFailed("This broker has users: log in, before any other request.")
             elif self._hello_timer is not None:
                 raise BadFrame("The first request of a connection must be HELLO.")
             else:
@@ -262,10 +305,10 @@ class Session:
         except TfmqError as error:
             reply.error(error)
             if self._hello_timer is not None:
-                self._close()
+                self.end()
 
     def _hello(self, hello: Any) -> commands.HelloReply:
-        if self._hello_timer is None:
+        if self._hello_timer is None or self._login is not None:
             raise BadRequest("HELLO was sent before.")
         if hello.magic != commands.MAGIC:
             raise BadFrame(f"HELLO must begin with {commands.MAGIC!r}, not {hello.magic[:20]!r}.")
@@ -275,36 +318,74 @@ class Session:
                 f"This broker speaks protocol versions {commands.VERSION_MIN} to {commands.VERSION_MAX}, "
                 f"the client {hello.version_min} to {hello.version_max}."
             )
-        self._cancel_hello_timer()
         self._set_identity(hello.client)
         self.operator = hello.details.get("operator") is True
-        self.frame_bytes = self._context.limits["frame_bytes"]
         context = self._context
+        features = []
+        if context.access is None:
+            self._greeted()
+        else:
+            self._login = context.access.new_login()
+            features.append(commands.FEATURE_SCRAM)
         return commands.HelloReply(
-            version,
-            context.server,
-            context.node,
-            dict(context.limits_sent),
-            context.acks,
-            [],  # features: this release has no optional ones
+            version, context.server, context.node, dict(context.limits_sent), context.acks, features
         )
+
+    def _authenticate(self, request: commands.Authenticate, reply: Reply) -> None:
+        access, login = self._context.access, self._login
+        if access is None:
+            raise NotAllowed("This broker has no users (server.users): leave the user out of the address.")
+        if login is None:
+            raise BadRequest("AUTHENTICATE was sent before HELLO, or the login is done.")
+        if login.is_over:
+            return  # The login has failed, and the session is about to be closed.
+        try:
+            if request.mechanism != commands.MECHANISM_SCRAM:
+                raise LoginFailed(f"The broker knows no login but {commands.MECHANISM_SCRAM}.")
+            data, done = login.answer(request.data)
+            if done:
+                self.account = access.admit(self, login.name)
+        except LoginFailed as error:
+            login.is_over = True
+            access.log_failed_login(login.name, self._peer)
+            self.transport.pause(PAUSED_FOR_LOGIN)
+            self._context.call_later(LOGIN_FAILED_SECONDS, partial(reply.error, error))
+            return
+        if done:
+            self._set_identity(self.client)
+            self._login = None
+            self._greeted()
+        reply.ok(data, done)
+
+    def _greeted(self) -> None:
+        self._cancel_hello_timer()
+        self.frame_bytes = self._context.limits["frame_bytes"]
+        self._context.greeted(self)
 
     def _set_identity(self, client: str) -> None:
         shown = "".join(character if character.isprintable() else "?" for character in client[:CLIENT_NAME_LOGGED_MAX])
-        self.identity = f"{shown or 'a client'} at {self._peer}"
+        self.client = shown or "a client"
+        user = f" of user {self.user}" if self.account is not None else ""
+        self.identity = f"{self.client}{user} at {self._peer}"
+
+    def end(self) -> None:
+        """Send the queued replies, then close."""
+        if not self.is_closed:
+            self.transport.end()
+
+    def cut_off(self) -> None:
+        """Close a connection without a login, because there are too many."""
+        self.transport.cut_off("there are too many connections that have not sent HELLO, or not logged in")
 
     def _hello_timed_out(self) -> None:
         self._hello_timer = None
-        self.transport.cut_off("it did not send HELLO in time")
+        what = "log in" if self._login is not None else "send HELLO"
+        self.transport.cut_off(f"it did not {what} in time")
 
     def _cancel_hello_timer(self) -> None:
         alarm, self._hello_timer = self._hello_timer, None
         if alarm is not None and alarm.active():
             alarm.cancel()
-
-    def _close(self) -> None:
-        if not self.is_closed:
-            self.transport.end()
 
 
 class RejectedConnection:
@@ -332,6 +413,7 @@ class RejectedConnection:
 
 
 HELLO = BY_REQUEST[commands.Hello]
+AUTHENTICATE = BY_REQUEST[commands.Authenticate]
 
 
 def unknown_command(code: int) -> TfmqError:

@@ -22,8 +22,8 @@ from tfmq.spark.ranges import READ_BYTES, BlockRun, Bounds, OffsetRange, Partiti
 class SourceAddress(NamedTuple):
     """Where to read from: exactly one of `servers` and `path`. Can be pickled.
 
-    `servers`: the broker's address, "host:port" · `path`: the data folder of a broker, on this machine · `timeout`:
-    seconds to wait for a broker that is down or does not reply.
+    `servers`: the broker's address, "host:port", perhaps with a password: do not show it · `path`: the data folder of a
+    broker, on this machine · `timeout`: seconds to wait for a broker that is down or does not reply.
     """
 
     servers: str | None = None

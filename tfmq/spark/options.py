@@ -187,6 +187,14 @@ class Option(NamedTuple):
 OPTIONS: tuple[Option, ...] = (
     Option("servers", "HOST:PORT", parse_text, "The broker. A source takes it or `path`.", side="both"),
     Option(
+        "password",
+        "text",
+        parse_text,
+        "The password of the user in `servers`, `tfmq://USER@HOST:PORT`. Spark does not show it.",
+        default="`$TFMQ_PASSWORD` of the driver",
+        side="both",
+    ),
+    Option(
         "path",
         "a folder",
         parse_text,

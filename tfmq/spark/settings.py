@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tfmq.client.connection.addresses import parse_servers
+from tfmq.client.connection.addresses import PASSWORD_VARIABLE, parse_servers, with_password, without_password
 from tfmq.errors import BadRequest
 from tfmq.limits import NAME_RULE, TRANSACTION_TTL_SECONDS, is_valid_name
 from tfmq.spark.log_reader import SourceAddress
@@ -86,16 +87,33 @@ def _parse_address(found: Mapping[str, Any]) -> SourceAddress:
         )
     if "path" in found:
         return SourceAddress(servers=None, path=found["path"], timeout=timeout)
-    require_one_broker(found["servers"])
-    return SourceAddress(servers=found["servers"], path=None, timeout=timeout)
+    return SourceAddress(servers=parse_broker(found), path=None, timeout=timeout)
 
 
-def require_one_broker(servers: str) -> None:
-    """Raise BadRequest if `servers` names several brokers: offsets and commit groups are valid in one broker only."""
-    if len(parse_servers(servers)) > 1:
+def parse_broker(found: Mapping[str, Any]) -> str:
+    """Return the address of the broker, with the password if it has a user. It is never shown by Spark.
+
+    Raises BadRequest if `servers` names several brokers (offsets and commit groups are valid in one broker only), or a
+    password: Spark shows all options in plans and logs, except those whose names say that they are secret.
+    """
+    servers: str = found["servers"]
+    if without_password(servers) != servers:
         raise BadRequest(
-            f"servers must be one broker, HOST:PORT, not {servers!r}: offsets and exactly once hold within one."
+            'servers has a password, which Spark would show in plans: write option("servers", "tfmq://USER@HOST:PORT")'
+            f' and option("password", ...), or set ${PASSWORD_VARIABLE}.'
         )
+    password = found.get("password") or os.environ.get(PASSWORD_VARIABLE, "")
+    if password:  # Also that of the environment: tasks have another one.
+        servers = with_password(servers, password)
+    brokers = parse_servers(servers)
+    if len(brokers) > 1:
+        raise BadRequest(
+            f"servers must be one broker, HOST:PORT, not {found['servers']!r}: offsets and exactly once hold within"
+            " one."
+        )
+    if "password" in found and brokers[0].credentials is None:
+        raise BadRequest('password needs a user: write option("servers", "tfmq://USER@HOST:PORT").')
+    return servers
 
 
 TOPIC_SEPARATOR = ".."
@@ -113,9 +131,10 @@ GROUP_PREFIX = "spark-"
 class SinkSettings(NamedTuple):
     """Settings of a sink.
 
-    `topic`: "" if each row names its topic · `ttl_ms`: time limit of prepared transactions, None for the broker's
-    default · `group`, `sequence`: commit group and sequence of an idempotent batch write, from txnAppId and txnVersion;
-    "" and 0 for other writes · `lenient`: send invalid attributes unchanged, so that every archive can be replayed.
+    `servers`: the address of the broker, with the password of its user: do not show it · `topic`: "" if each row names
+    its topic · `ttl_ms`: time limit of prepared transactions, None for the broker's default · `group`, `sequence`:
+    commit group and sequence of an idempotent batch write, from txnAppId and txnVersion; "" and 0 for other writes ·
+    `lenient`: send invalid attributes unchanged, so that every archive can be replayed.
     """
 
     servers: str
@@ -133,7 +152,7 @@ def parse_sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSet
     found = parse_options(given, "sink", "stream" if streaming else "batch")
     if "servers" not in found:
         raise BadRequest('Give the broker to write to: option("servers", "HOST:PORT").')
-    require_one_broker(found["servers"])
+    servers = parse_broker(found)
     topic = found.get("topic", "")
     if topic and not is_valid_name(topic):
         raise BadRequest(f"{topic!r} in the option topic cannot be a topic: {NAME_RULE}.")
@@ -143,7 +162,7 @@ def parse_sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSet
             f"transactionTtl must be at most {TRANSACTION_TTL_SECONDS.cap // 86_400} days, {ttl:g} s are more."
         )
     return SinkSettings(
-        found["servers"],
+        servers,
         topic,
         found.get("timeout", TIMEOUT_SECONDS),
         None if ttl is None else max(1, round(ttl * 1000)),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from journal.record.format import make_log_id
-from tfmq.backoff import Backoff
+from tfmq.backoff import Backoff, pause_seconds
 from tfmq.client.connection.connection import READY, REQUEST_TIMEOUT_SECONDS, ClientConnection, PendingRequest
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import request_with_retries
@@ -196,9 +196,12 @@ class RangeFetch:
                 down = self._link.state != READY and self._link.last_error is not None
                 self._link.abandon(call, self._link.last_error if down else call.timeout_error(self._link.server))
             self._call = None
-            if not isinstance(call.error, Busy) or self._link.now() + backoff.seconds >= deadline:
-                return self._complete(call)
-            yield Wait((), backoff.advance())
+            if isinstance(call.error, Busy):
+                pause = pause_seconds(call.error, backoff.advance())
+                if self._link.now() + pause < deadline:
+                    yield Wait((), pause)
+                    continue
+            return self._complete(call)
         return None
 
     def close(self) -> None:
@@ -252,9 +255,13 @@ def send_requests(
                 while not calls[number].done:
                     yield Wait((calls[number],))
             due = {number: requests[number] for number in due if isinstance(calls[number].error, Busy)}
-            if not due or link.now() + backoff.seconds >= deadline:
+            if not due:
                 break
-            yield Wait((), backoff.advance())
+            pause = backoff.advance()
+            pause = max(pause_seconds(calls[number].error, pause) for number in due)
+            if link.now() + pause >= deadline:
+                break
+            yield Wait((), pause)
     finally:
         for call in calls.values():
             link.abandon(call)

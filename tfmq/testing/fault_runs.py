@@ -247,6 +247,7 @@ class ForeignMember:
 
     identity = "another member, for a moment"
     operator = False
+    user = ""
     number = 0
 
     def ignore(self, *_: Any, **__: Any) -> None:

@@ -151,6 +151,7 @@ class TransactionCommandHandler:
                 request.group,
                 session.identity,
                 member,
+                session.user,
             )
         )
         active.on_opened(transaction, session, timeout_ms)
@@ -504,7 +505,7 @@ class TransactionCommandHandler:
         if groups:
             self._active.apply_target.check_space(OFFSETS_KEY, 0)
         transaction = self._store.begin(
-            Origin("", True, request.producer_id, request.number, now_ms, "", session.identity)
+            Origin("", True, request.producer_id, request.number, now_ms, "", session.identity, None, session.user)
         )
         runtime = transaction.runtime = TransactionRuntimeState()
         try:

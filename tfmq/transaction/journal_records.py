@@ -26,7 +26,8 @@ class Origin(NamedTuple):
 
     `xid`: the name; empty for a transaction of one TRANSACT frame. `local`: the transaction ends with its session.
     `producer_id` and `number` identify the begin request, so that a repeated request is recognised. `group`: the
-    producer group for check-back. `owner`: the client, for display. `began_ms`: wall clock time.
+    producer group for check-back. `owner`: the client, for display. `began_ms`: wall clock time. `user`: the user who
+    began the transaction, and to whom it belongs; "" where the broker had no users then.
     """
 
     xid: str
@@ -37,6 +38,7 @@ class Origin(NamedTuple):
     group: str = ""
     owner: str = ""
     member: CommitGroupMember | None = None
+    user: str = ""
 
 
 class PrepareRecord(NamedTuple):
@@ -181,10 +183,10 @@ def _checked_fields(fields: Any, *kinds: type) -> Sequence[Any]:
 def unpack_origin(fields: Any) -> Origin:
     known = _checked_fields(fields, str, bool, int, int, int, str, str)
     origin = Origin(*known)
-    member = fields[len(known)] if len(fields) > len(known) else None
-    return (
-        origin if member is None else origin._replace(member=CommitGroupMember(*_checked_fields(member, str, int, str)))
-    )
+    member, user = (*fields[len(known) :], None, None)[:2]
+    if member is not None:
+        origin = origin._replace(member=CommitGroupMember(*_checked_fields(member, str, int, str)))
+    return origin if user is None else origin._replace(user=_checked_fields((user,), str)[0])
 
 
 def unpack_topics(rows: Sequence[Any]) -> tuple[tuple[int, str], ...]:
@@ -250,9 +252,16 @@ _SINGLE_TRANSACTION_KINDS: Final = frozenset(kind for kind in KINDS if "epoch" i
 _pack: Final = msgpack.Packer(autoreset=True).pack
 
 
+def origin_fields(origin: Origin) -> tuple[Any, ...]:
+    """Return the origin as it is written. A broker without users writes the bytes that one before users wrote."""
+    return origin if origin.user else origin[:-1]
+
+
 def pack(operation: Operation) -> tuple[int, int, bytes]:
     """Encode an operation as (kind, epoch, payload); the epoch is 0 if the operation is not for one transaction."""
     kind = type(operation)
+    if isinstance(operation, PrepareRecord | LocalCommitRecord | LocalRollbackRecord):
+        operation = operation._replace(origin=origin_fields(operation.origin))  # type: ignore[arg-type]
     if kind is CommitRecord and not operation.xid:  # type: ignore[union-attr]
         return KINDS[kind], operation[0], _pack(operation[1:2])  # type: ignore[return-value]
     if kind in _SINGLE_TRANSACTION_KINDS:

@@ -18,6 +18,11 @@ class Caller(Protocol):
         """Name and address of the client, for display."""
         ...
 
+    @property
+    def user(self) -> str:
+        """The user to whom a transaction that is begun by this session belongs; "" where the broker has no users."""
+        ...
+
 
 class CommitGroupMember(NamedTuple):
     """Membership in one sequence of a commit group. `run`: one attempt at the sequence; an aborted run is refused."""

@@ -19,7 +19,7 @@ import msgpack
 from journal.errors import NewerFormat
 from tfmq.bounded_msgpack import decoding, unpack_stored_values
 from tfmq.transaction import states
-from tfmq.transaction.journal_records import unpack_offsets, unpack_origin
+from tfmq.transaction.journal_records import origin_fields, unpack_offsets, unpack_origin
 from tfmq.transaction.model import BatchLocations, Decision, Transaction, pack_locations, unpack_locations
 
 VERSION: Final = 1
@@ -93,7 +93,7 @@ def _row(
     return (
         transaction.epoch,
         state,
-        transaction.origin,
+        origin_fields(transaction.origin),
         tuple(transaction.topics.items()) if topics is None else topics,
         () if opened else transaction.offsets,
         0 if opened else transaction.prepared_ms,

@@ -206,7 +206,7 @@ def measure(runs: int, peers: bool) -> list[Figure]:
         if names and row.attack not in names:
             continue
         key = NEEDS.get(row.kind, "server.listen")
-        if key in SETTINGS and not SETTINGS[key][0].later:
+        if key in SETTINGS:
             figures += measure_attack(row, runs)
         else:
             figures.append(Figure(row.attack, "broker", float("nan"), "", note=f"this commit has no {key}"))

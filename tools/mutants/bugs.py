@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from tools.mutants.bugs_access import ACCESS
+from tools.mutants.bugs_access_client import ACCESS_CLIENT
 from tools.mutants.bugs_api_variants import API_VARIANTS
 from tools.mutants.bugs_applying import APPLIED
 from tools.mutants.bugs_arrow import ARROW
@@ -124,6 +126,8 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + TWO_PHASES
     + TESTING
     + TLS
+    + ACCESS
+    + ACCESS_CLIENT
     + PACKAGES
     + TRACE
     + HTTP

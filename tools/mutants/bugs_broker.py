@@ -20,16 +20,8 @@ ANSWERS: Final = (
         "acked-before-the-fsync",
         "a send with acks=synced is acknowledged after the fsync of its batch",
         "tfmq/broker/produce.py",
-        (
-            "        if self._request.acks == ACKS_SYNCED:\n"
-            "            self._release_body()\n"
-            "            partition.when_durable(end, partial(self._fsync_done, positions, fields))\n"
-        ),
-        (
-            "        if self._request.acks > ACKS_SYNCED:\n"
-            "            self._release_body()\n"
-            "            partition.when_durable(end, partial(self._fsync_done, positions, fields))\n"
-        ),
+        "        if self._request.acks == ACKS_SYNCED:\n            if self._request.trace is not None:\n",
+        "        if self._request.acks > ACKS_SYNCED:\n            if self._request.trace is not None:\n",
         [WRITES],
     ),
     Mutant(

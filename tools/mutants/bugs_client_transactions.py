@@ -312,8 +312,8 @@ _REQUESTS: Final = (
         "busy-broker-asked-without-end",
         "a step ends at its time-out, however busy the broker is",
         "tfmq/client/connection/requests.py",
-        "        if not isinstance(pending.error, Busy) or link.now() + backoff.seconds >= until:\n",
-        "        if not isinstance(pending.error, Busy):\n",
+        "            if link.now() + pause < until:\n",
+        "            if pause < until:\n",
         [ASKING],
     ),
     Mutant(

@@ -283,10 +283,7 @@ MEMBERS: Final = (
         "leaves-in-silence",
         "a member that closes leaves its group at once",
         _MEMBERSHIP,
-        (
-            "        yield from request_with_retries(self._link, LeaveGroup(self.group, self.member_id, self."
-            "generation), until)\n"
-        ),
+        "        yield from request_with_retries(self._link, request, until)\n",
         "        yield from ()\n",
         [MEMBERSHIP],
     ),

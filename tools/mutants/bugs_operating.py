@@ -108,11 +108,11 @@ OPERATING: Final = (
         "the log names the client of an administrative request",
         "tfmq/broker/request_handler.py",
         (
-            '        log.info("%s, asked by %s: %s", self._command.describe_request(self._request), self._ses'
+            '        audit.info("%s, asked by %s: %s", self._command.describe_request(self._request), self._ses'
             "sion.identity, result)\n"
         ),
         (
-            '        log.info("%s, asked by %s: %s", self._command.describe_request(self._request), "a client'
+            '        audit.info("%s, asked by %s: %s", self._command.describe_request(self._request), "a client'
             '", result)\n'
         ),
         [ADMIN_LOG],

@@ -19,8 +19,8 @@ SPARK_SOURCE: Final = (
         "a-broker-that-stops-ends-the-query",
         "a broker that stops and starts again is waited for",
         "tfmq/client/connection/requests.py",
-        "            if give_up or link.now() + backoff.seconds >= until:\n",
-        "            if give_up or isinstance(error, Busy) or link.now() + backoff.seconds >= until:\n",
+        "            if give_up or link.now() + pause >= until:\n",
+        "            if give_up or isinstance(error, Busy) or link.now() + pause >= until:\n",
         [f"{STOPPING}::test_every_question_of_a_query_is_asked_again"],
     ),
     Mutant(

@@ -855,7 +855,7 @@ def missing_features() -> dict[str, str]:
     """Return the features that cannot be had, with the reasons."""
     missing = {}
     for feature, key in FEATURES.items():
-        if key and (key not in SETTINGS or SETTINGS[key][0].later):
+        if key and key not in SETTINGS:
             missing[feature] = f"this commit has no {key}"
     try:
         require_loop_devices()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +17,16 @@ from tfmq.client.connection.addresses import (
     LOCK_NAME,
     LOG_NAME,
     BrokerAddress,
+    Credentials,
     LocalBrokerAddress,
     TlsFiles,
     data_folder_of,
     parse_servers,
+    with_password,
+    without_password,
 )
 from tfmq.data_dir import STARTING_NAME
-from tfmq.errors import BadRequest, ConnectionFailed, NotSupported
+from tfmq.errors import BadRequest, ConnectionFailed
 
 
 class Brokers:
@@ -286,11 +291,79 @@ def test_what_is_not(written: str | list[str], sentence: str) -> None:
         parse_servers(written)
 
 
-def test_what_a_later_release_has() -> None:
-    for written in ("tfmq://me:secret@broker", "tfmqs://me:secret@broker", "kafka://me:secret@broker", "me:secret@:::"):
-        with pytest.raises(NotSupported, match="user and password") as caught:
+ME, YOU = Credentials("me", "secret"), Credentials("you", "s3cret")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("tfmq://me:secret@broker", [("broker", 8367, None, ME)]),
+        ("me:secret@broker:1", [("broker", 1, None, ME)]),
+        ("tfmqs://me:secret@[::1]:2?ca=x@y", [("::1", 2, TlsFiles("x@y"), ME)]),
+        ("tfmq://me:a%40b%3A%2F%2C%3F%25%20c@h", [("h", 8367, None, Credentials("me", "a@b:/,?% c"))]),
+        ("tfmq://me:a:b#c@h", [("h", 8367, None, Credentials("me", "a:b#c"))]),
+        ("tfmq://me:%C3%A4%c3%a4@h", [("h", 8367, None, Credentials("me", "ää"))]),
+        ("a,tfmq://me:secret@b,c", [("a", 8367, None, None), ("b", 8367, None, ME), ("c", 8367, None, ME)]),
+        (["me:secret@a", "b,you:s3cret@c", "d"], [(n, 8367, None, ME if n < "c" else YOU) for n in "abcd"]),
+        ("you@a", [("a", 8367, None, Credentials("you", "of-the-environment"))]),
+        ("you:@a", [("a", 8367, None, Credentials("you", "of-the-environment"))]),
+        ("me:secret@", [("127.0.0.1", 8367, None, ME)]),
+    ],
+)
+def test_addresses_with_a_user(
+    written: str | list[str], meant: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFMQ_PASSWORD", "of-the-environment")
+    assert parse_servers(written) == tuple(BrokerAddress(*each) for each in meant)
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("tfmq://me@broker", r"user me has no password: set \$TFMQ_PASSWORD, or write tfmq://me:PASSWORD@HOST:PORT"),
+        ("tfmq://:secret@broker", "an @ without a user"),
+        ("tfmq://m%2fe:secret@broker", "cannot be one: a name has 1 to 249"),
+        ("tfmq://me:secret@secret@broker", "must be percent-encoded: .* %40 for @"),
+        ("tfmq://me:secret%@broker", "%25 for %"),
+        ("tfmq://me:secret%4@broker", "%25 for %"),
+        ("tfmq://me:secret%ff@broker", "UTF-8"),
+        ("tfmq://me:sec/secret@broker", "%2F for /"),
+        ("tfmq://me:secret,secret@broker", "%2C for a comma"),
+        ("tfmqs://me:1?secret@broker", r"%3F for \?"),
+        ("tfmqs://a,tfmqs://me:1?ca=x&secret@broker", r"%3F for \?"),
+        ("kafka://me:secret@broker", "write tfmq://USER:PASSWORD@HOST:PORT or tfmqs://"),
+        ("me:secret@:::", "write tfmq://USER:PASSWORD@HOST:PORT"),
+        ("me:secret@broker:secret", "write tfmq://USER:PASSWORD@HOST:PORT"),
+        ("me:secret@broker?ca=x", "write tfmqs://"),
+        (["file:secret", "me:secret@broker"], "not shown.*: file: must be"),
+        ([b"me:secret@broker"], "not list"),
+    ],
+)
+def test_a_wrong_address_with_a_user_is_not_shown(written: Any, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TFMQ_PASSWORD", raising=False)
+    with pytest.raises(BadRequest, match=sentence) as caught:
+        if data_folder_of(written) is None:
             parse_servers(written)
-        assert "secret" not in str(caught.value)
+    assert "secret" not in "".join(traceback.format_exception(caught.value, chain=True)).replace(repr(written), "")
+
+
+def test_no_password_is_printed() -> None:
+    (address,) = parse_servers("tfmqs://me:secret@a")
+    assert str(address) == f"{address}" == "tfmqs://me@a:8367"
+    assert "secret" not in repr(address) and "secret" not in repr([address]) and "me" in repr(address)
+    assert str(parse_servers("me:secret@[::1]")[0]) == "tfmq://me@[::1]:8367"
+
+
+def test_the_password_of_an_address_for_another_process() -> None:
+    for written, with_it in (
+        ("me@a", "me:p%40%2F@a"),
+        ("tfmqs://me@a,you:s3@b?ca=c@d", "tfmqs://me:p%40%2F@a,you:s3@b?ca=c@d"),
+        ("a:1", "a:1"),
+        ("file:a@b", "file:a@b"),
+    ):
+        assert with_password(written, "p@/") == with_it
+    assert without_password("tfmq://me:p%40@a,you:q@b,c") == "tfmq://me@a,you@b,c"
+    assert without_password("me@a:1,b?ca=x:y@z") == "me@a:1,b?ca=x:y@z"
 
 
 @pytest.mark.parametrize(
@@ -316,7 +389,7 @@ def test_addresses_with_tls(written: str | list[str], meant: list[tuple[str, int
         ("tfmqs://broker?cafile=x", "follow ca=FILE, certificate=FILE and key=FILE"),
         ("tfmqs://broker?ca=", "follow ca=FILE"),
         ("tfmqs://broker?ca=x&ca=y", "follow ca=FILE"),
-        ("tfmqs://broker?key=x", "a key needs a certificate"),
+        ("tfmqs://broker?key=x", "A key needs a certificate"),
     ],
 )
 def test_files_for_tls_that_are_not_understood(written: str, sentence: str) -> None:

@@ -45,6 +45,22 @@ def test_busy_may_be_reported_at_once_too() -> None:
     assert len(broker.requests) == 2
 
 
+@pytest.mark.parametrize("send", [request_with_retries, request_until_not_busy])
+def test_a_request_waits_as_long_as_the_broker_asks_for_within_its_time(send: Any) -> None:
+    rig = Rig()
+    rig.broker.plan(Ping, Busy(wait_ms=3000))
+    rig.run(request(rig.link, Metadata([])))
+    begun = rig.time
+    rig.run(send(rig.link, Ping(), until=begun + 10))
+    assert 3.0 <= rig.time - begun < 3.1
+    begun, count = rig.time, len(rig.broker.requests)
+    rig.broker.plan(Ping, Busy(wait_ms=3000))
+    with pytest.raises(Busy):
+        found = rig.run(send(rig.link, Ping(), until=begun + 2))
+        found.result()
+    assert rig.time == begun and len(rig.broker.requests) == count + 1  # no attempt can be in time
+
+
 def test_any_other_failure_is_reported_at_once() -> None:
     broker = Broker()
     broker.fail[Metadata] = [BadRequest(), Busy()]

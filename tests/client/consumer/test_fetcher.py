@@ -467,6 +467,21 @@ def test_a_failure_is_tried_again_in_its_time() -> None:
     assert len(rig.broker.sent(wire.Fetch)) == 2
 
 
+def test_a_fetch_waits_as_long_as_the_broker_asks_for_and_goes_on() -> None:
+    rig = Rig()
+    rig.broker.fail[wire.Fetch] = [Busy(wait_ms=3000)]
+    rig.exchange()
+    begun = rig.link.time
+    rig.exchange()
+    assert rig.fetcher.next_retry() == begun + 3.0
+    rig.link.time = begun + 2.9
+    rig.exchange()
+    assert len(rig.broker.sent(wire.Fetch)) == 1
+    rig.link.time = begun + 3.0
+    rig.exchange()
+    assert len(rig.broker.sent(wire.Fetch)) == 2
+
+
 # A user's filter over a batch.
 
 NAME_FILTERING = PartitionName("orders", 0)

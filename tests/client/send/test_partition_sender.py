@@ -75,6 +75,31 @@ def test_a_busy_broker_is_asked_again_in_order(rig: SenderRig) -> None:
     assert not [each for each in rig.broker.requests if isinstance(each, SucceedProducer)]
 
 
+def test_a_send_waits_as_long_as_the_broker_asks_for_and_the_order_is_kept(rig: SenderRig) -> None:
+    rig.settle(rig.send(b"first"))
+    rig.broker.plan(Produce, Busy(wait_ms=3000), None, Busy(wait_ms=4000))
+    deliveries = [rig.send(b"%d" % n) for n in range(6)]
+    rig.exchange()
+    count = len(produced(rig))
+    rig.advance(3.9)
+    assert len(produced(rig)) == count
+    rig.advance(0.2)
+    rig.settle(*deliveries)
+    assert rig.broker.payloads("orders") == [b"first", *(b"%d" % n for n in range(6))]
+
+
+def test_a_send_fails_in_its_time_if_the_broker_asks_for_more() -> None:
+    rig = SenderRig(batch_bytes=1, timeout=2.0)
+    rig.settle(rig.send(b"0"))
+    rig.broker.plan(Produce, Busy("The quota is used up.", wait_ms=30_000))
+    late = rig.send(b"1")
+    rig.advance(2.1)
+    error = late.error()
+    assert isinstance(error, Busy) and "quota" in str(error) and error.outcome == "not done"
+    rig.settle(rig.send(b"2"))
+    assert rig.broker.payloads("orders") == [b"0", b"2"]
+
+
 def test_a_broker_that_stays_busy_says_so_in_the_end_and_nothing_was_done() -> None:
     rig = SenderRig(batch_bytes=1, timeout=2.0)
     rig.settle(rig.send(b"0"))

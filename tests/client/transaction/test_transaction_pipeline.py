@@ -66,6 +66,14 @@ def test_what_a_busy_broker_does_not_take_goes_again_in_order(
     committed(rig, tx, large())
 
 
+def test_a_transaction_waits_as_long_as_the_broker_asks_for(rig: TransactionRig) -> None:
+    rig.broker.plan(Produce, None, Busy(wait_ms=1500))
+    begun = rig.time
+    tx, _ = grown(rig)
+    committed(rig, tx, large())
+    assert 1.5 <= rig.time - begun < 2.0
+
+
 def test_what_goes_again_goes_before_what_has_not_gone_yet(
     rig: TransactionRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,9 @@ def test_a_broker_is_named_or_in_the_environment_or_here(monkeypatch: pytest.Mon
     monkeypatch.setenv("TFMQ_SERVERS", "b:1")
     assert parse_address(None, None, 5.0).servers == "b:1"
     assert parse_address("c:2", None, 5.0).servers == "c:2"
+    monkeypatch.setenv("TFMQ_PASSWORD", "p@ss")  # tasks have another environment
+    assert parse_address("c:2", None, 5.0).servers == "c:2"
+    assert parse_address("tfmq://me@c:2", None, 5.0).servers == "tfmq://me:p%40ss@c:2"
 
 
 def test_a_folder_is_named_whole_and_never_beside_a_broker(tmp_path: Path) -> None:

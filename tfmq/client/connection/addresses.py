@@ -1,4 +1,7 @@
-"""Broker addresses: `host:port`, and `file:PATH` for the broker of a data folder.
+"""Broker addresses: `host:port`, with user and password if need be, and `file:PATH` for the broker of a data folder.
+
+A password is never in the `str` or `repr` of an address. A text that may have a password, because it has an `@`, is not
+quoted in errors, whatever is wrong with it.
 
 `LocalBrokerAddress` finds the broker that runs on a data folder, or starts a broker. When a broker is ready, it writes
 `HOST:PORT PROCESS` to DATA/address; at a clean stop it removes the file. The address is valid only while the process
@@ -14,17 +17,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tfmq.data_dir import STARTING_NAME, check_data_folder
-from tfmq.errors import NOT_DONE, BadRequest, ConfigError, ConnectionFailed, NotSupported
+from tfmq.errors import NOT_DONE, BadRequest, ConfigError, ConnectionFailed
+from tfmq.limits import NAME_RULE, is_valid_name
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8367  # T-F-M-Q on a telephone keypad
 SERVERS_VARIABLE = "TFMQ_SERVERS"
+PASSWORD_VARIABLE = "TFMQ_PASSWORD"
+"""The password for an address that names a user without one."""
 PLAIN_SCHEME: Final = "tfmq"
 TLS_SCHEME: Final = "tfmqs"
 FILE_SCHEME = "file:"
@@ -43,16 +51,30 @@ class TlsFiles(NamedTuple):
     key: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user and the password, which `repr` leaves out."""
+
+    user: str
+    password: str = field(repr=False)
+
+
 class BrokerAddress(NamedTuple):
-    """The network address of one broker. `tls`: the files for a connection with TLS; None: without TLS."""
+    """The network address of one broker.
+
+    `tls`: the files for a connection with TLS; None: without TLS. `credentials`: who logs in; None: no login.
+    """
 
     host: str
     port: int
     tls: TlsFiles | None = None
+    credentials: Credentials | None = None
 
     def __str__(self) -> str:
+        """Return the address as it is written, without the password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'' if self.tls is None else 'tfmqs://'}{host}:{self.port}"
+        scheme = "tfmqs://" if self.tls is not None else "tfmq://" if self.credentials is not None else ""
+        return f"{scheme}{'' if self.credentials is None else f'{self.credentials.user}@'}{host}:{self.port}"
 
 
 def data_folder_of(servers: str | Sequence[str] | None) -> str | None:
@@ -71,56 +93,138 @@ def data_folder_of(servers: str | Sequence[str] | None) -> str | None:
         host, slash, rest = path[2:].partition("/")
         path = slash + rest if host in ("", "localhost") else ""
     if len(texts) > 1 or not path:
-        raise BadRequest(f"{given!r}: file: must be followed by the path of a data folder, and be the only address.")
+        raise BadRequest(
+            f"{_quote(given)}: file: must be followed by the path of a data folder, and be the only address."
+        )
     return path
 
 
 def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[BrokerAddress, ...]:
     """Parse `host:port`, a comma-separated list, `tfmq://host:port`, `tfmqs://host:port` (TLS), or a sequence of these.
 
-    In a list or sequence, a scheme holds until the next one. After `tfmqs://` addresses may follow `?ca=FILE`,
-    `certificate=FILE` and `key=FILE`, joined by `&`; they hold for that text, and until the next ones of a sequence.
-    If `servers` is None, $TFMQ_SERVERS is parsed, or 127.0.0.1:8367 if it is not set. The default port is 8367. Raises
-    `BadRequest` for an invalid address, and `NotSupported` for a user name in the address.
+    Before the host may follow `USER:PASSWORD@` or `USER@`, percent-encoded as in a URL. In a list or sequence, scheme
+    and user hold until the next ones. After `tfmqs://` addresses may follow `?ca=FILE`, `certificate=FILE` and
+    `key=FILE`, joined by `&`; they hold for that text, and until the next ones of a sequence.
+
+    If `servers` is None, $TFMQ_SERVERS is parsed, or 127.0.0.1:8367 if it is not set. The default port is 8367. The
+    password of a user without one is $TFMQ_PASSWORD. Raises `BadRequest` for an invalid address.
     """
     if servers is None:
         servers = os.environ.get(SERVERS_VARIABLE) or f"{DEFAULT_HOST}:{DEFAULT_PORT}"
     texts = [servers] if isinstance(servers, str) else servers
     if not isinstance(texts, Sequence) or not all(isinstance(each, str) for each in texts):
-        raise BadRequest(f"Servers are text, host:port, or a list of such texts, not {servers!r}.")
+        raise BadRequest(f"Servers are text, host:port, or a list of such texts, not {type(servers).__name__}.")
     found: list[BrokerAddress] = []
-    scheme, files = PLAIN_SCHEME, TlsFiles()
+    inherited = _Inherited()
     for each in texts:
-        scheme, files = _parse_list(each, scheme, files, found)
+        inherited = _parse_list(each, inherited, found)
     if not found:
         raise BadRequest(f"The list of servers is empty; write host:port, or leave it out for ${SERVERS_VARIABLE}.")
     return tuple(dict.fromkeys(found))
 
 
-def _parse_list(text: str, scheme: str, files: TlsFiles, found: list[BrokerAddress]) -> tuple[str, TlsFiles]:
-    """Append the addresses of one text to `found`. Return the scheme and files for the next text of a sequence."""
+class _Inherited(NamedTuple):
+    """What an address takes from those before it, unless it has its own."""
+
+    scheme: str = PLAIN_SCHEME
+    files: TlsFiles = TlsFiles()
+    credentials: Credentials | None = None
+
+
+def _parse_list(text: str, inherited: _Inherited, found: list[BrokerAddress]) -> _Inherited:
+    """Append the addresses of one text to `found`. Return what the next text of a sequence inherits."""
+    scheme, files, credentials = inherited
     addresses, question, query = text.partition("?")
     uses_tls = False
     if question:
         files = _parse_files(query)
+    may_have_password = "@" in text
     for part in filter(None, map(str.strip, addresses.split(","))):
-        given, separator, rest = part.partition("://")
-        if "@" in part:  # Checked first, because the text of a later error would show the password.
-            raise NotSupported("An address with a user and password needs a later release; write host:port.")
-        if separator:
-            scheme = given
-        else:
-            rest = part
-        if scheme not in (PLAIN_SCHEME, TLS_SCHEME):
-            raise BadRequest(
-                f"{part!r} is not a broker's address: {scheme}:// is another protocol, tfmq:// and tfmqs:// are ours."
-            )
-        host, port = _split_host_port(rest.rstrip("/"), part)
+        try:
+            given, separator, rest = part.partition("://")
+            if separator:
+                scheme = given
+            else:
+                rest = part
+            if scheme not in (PLAIN_SCHEME, TLS_SCHEME):
+                raise BadRequest(
+                    f"{part!r} is not a broker's address: {scheme}:// is another protocol, tfmq:// and tfmqs:// are"
+                    " ours."
+                )
+            user, at, rest = rest.rpartition("@")
+            if at:
+                credentials = _parse_credentials(user)
+            host, port = _split_host_port(rest.rstrip("/"), part)
+        except BadRequest as error:
+            if may_have_password and not isinstance(error, _WrongCredentials):
+                # Also where this part has no @: an unencoded comma in a password divides it into two parts.
+                raise BadRequest(
+                    f"An address with a user is none: write tfmq://USER:PASSWORD@HOST:PORT or {TLS_SCHEME}://, and in"
+                    f" the password %2C for a comma, %2F for /, %40 for @. It is not shown, because of the password."
+                ) from None
+            raise
         uses_tls = uses_tls or scheme == TLS_SCHEME
-        found.append(BrokerAddress(host or DEFAULT_HOST, port, files if scheme == TLS_SCHEME else None))
+        tls = files if scheme == TLS_SCHEME else None
+        found.append(BrokerAddress(host or DEFAULT_HOST, port, tls, credentials))
     if question and not uses_tls:
-        raise BadRequest(f"{text!r} names files for TLS: write tfmqs:// before the address.")
-    return scheme, files
+        raise BadRequest(f"{_quote(text)} names files for TLS: write tfmqs:// before the address.")
+    return _Inherited(scheme, files, credentials)
+
+
+ENCODING: Final = (
+    "in a user and a password, write %40 for @, %3A for :, %2F for /, %2C for a comma, %3F for ?, %25 for %."
+)
+
+
+class _WrongCredentials(BadRequest):
+    """Its sentence has no part of the password."""
+
+
+def _parse_credentials(text: str) -> Credentials:
+    """Parse `USER:PASSWORD`, or `USER` with the password in $TFMQ_PASSWORD."""
+    from urllib.parse import unquote_to_bytes
+
+    if "@" in text or "/" in text or re.search("%(?![0-9A-Fa-f]{2})", text):
+        raise _WrongCredentials(f"An address has a character that must be percent-encoded: {ENCODING}")
+    user, _, password = text.partition(":")
+    try:
+        user, password = unquote_to_bytes(user).decode(), unquote_to_bytes(password).decode()
+    except UnicodeDecodeError:
+        raise _WrongCredentials("The user and the password in an address must be UTF-8, percent-encoded.") from None
+    if not user:
+        raise _WrongCredentials("An address has an @ without a user before it: write tfmq://USER:PASSWORD@HOST:PORT.")
+    if not is_valid_name(user):
+        # The name is not shown, because a password may have been written in its place.
+        raise _WrongCredentials(f"The user in an address cannot be one: {NAME_RULE}.")
+    password = password or os.environ.get(PASSWORD_VARIABLE, "")
+    if not password:
+        raise _WrongCredentials(
+            f"The address of the user {user} has no password: set ${PASSWORD_VARIABLE}, or write"
+            f" {PLAIN_SCHEME}://{user}:PASSWORD@HOST:PORT."
+        )
+    return Credentials(user, password)
+
+
+_USER: Final = re.compile(r"((?:^|,)\s*(?:[a-z]+://)?[^:@/,?]+)(:[^@]*)?@")
+"""The user of an address, with the password in the second group."""
+
+
+def with_password(servers: str, password: str) -> str:
+    """Return `servers` with this password for each user without one, for a process that has no $TFMQ_PASSWORD."""
+    from urllib.parse import quote
+
+    return _USER.sub(lambda user: f"{user[1]}{user[2] or ':' + quote(password, safe='')}@", servers)
+
+
+def without_password(servers: str) -> str:
+    """Return `servers` with users, but without their passwords."""
+    return _USER.sub(r"\1@", servers)
+
+
+def _quote(servers: object) -> str:
+    """Return the `repr` of what a user has written as addresses, unless a password may be in it."""
+    shown = repr(servers)
+    return "This address (not shown, because it may have a password)" if "@" in shown else shown
 
 
 def _parse_files(query: str) -> TlsFiles:
@@ -131,12 +235,14 @@ def _parse_files(query: str) -> TlsFiles:
     for pair in query.split("&"):
         name, _, path = pair.partition("=")
         if name not in TlsFiles._fields or not path or name in found:
+            if "@" in query:  # Part of a password with a question mark, which must not be shown.
+                raise BadRequest(f"After the ? of an address follow files for TLS, not an @: {ENCODING}")
             raise BadRequest(
                 f"?{query}: after a broker's address follow ca=FILE, certificate=FILE and key=FILE, joined by &."
             )
         found[name] = os.path.expanduser(unquote(path))
     if "key" in found and "certificate" not in found:
-        raise BadRequest(f"?{query}: a key needs a certificate, certificate=FILE.")
+        raise BadRequest("A key needs a certificate: ?certificate=FILE&key=FILE.")
     return TlsFiles(**found)
 
 

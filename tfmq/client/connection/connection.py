@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tfmq import limits
-from tfmq.backoff import backoff_seconds
+from tfmq.backoff import backoff_seconds, pause_seconds
 from tfmq.bounded_msgpack import Buffer
 from tfmq.client.connection.addresses import BrokerAddress, LocalBrokerAddress
 from tfmq.client.operation import NEVER, Future
@@ -30,21 +30,28 @@ from tfmq.errors import (
     BadRequest,
     Closed,
     ConnectionFailed,
+    LoginFailed,
     TfmqError,
     TimedOut,
     from_error_reply,
 )
 from tfmq.protocol.commands import (
     BY_REQUEST,
+    FEATURE_SCRAM,
     MAGIC,
+    MECHANISM_SCRAM,
     TRACED_REQUESTS,
     VERSION_MAX,
     VERSION_MIN,
+    Authenticate,
     Command,
     Hello,
     HelloReply,
 )
 from tfmq.protocol.frames import EMPTY_LINE, Decoder, Frame, encode
+
+if TYPE_CHECKING:
+    from tfmq.access.scram import ClientLogin
 
 Address = BrokerAddress | LocalBrokerAddress
 UpdateRequest = Callable[[Any], Any]
@@ -128,6 +135,13 @@ def connection_error(
     return failure
 
 
+def _login_wanted(server: Address) -> str:
+    if isinstance(server, BrokerAddress):
+        scheme, where = ("tfmq" if server.tls is None else "tfmqs"), str(server).rpartition("//")[2]
+        return f"{server} wants a login: write {scheme}://USER@{where}, and the password in $TFMQ_PASSWORD."
+    return f"The broker on {server} wants a login: write tfmq://USER@HOST:PORT instead, and $TFMQ_PASSWORD."
+
+
 def join_addresses(servers: Sequence[Address]) -> str:
     return " or ".join(map(str, servers))
 
@@ -152,13 +166,14 @@ REQUEST_TIMEOUT_SECONDS = 30.0
 HELLO_TIMEOUT_SECONDS = 10.0
 
 HELLO = BY_REQUEST[Hello]
+AUTHENTICATE: Final = BY_REQUEST[Authenticate]
 _CORRELATION_IDS = 1 << 32
 
 
 class ConnectionState(StrEnum):
     DOWN = "down"
     GREETING = "greeting"
-    """HELLO is sent, and its reply is not received yet."""
+    """HELLO is sent, and its reply is not received yet, or the login is not complete."""
     READY = "ready"
     CLOSED = "closed"
 
@@ -174,6 +189,9 @@ class ClientConnection:
     exactly once. After a lost connection, requests with `repeat` are sent again in their original order before any
     newer request. Requests without `repeat` fail with outcome "unknown" if they were sent before; otherwise they wait
     for the next connection. If a request is abandoned, its reply is ignored, and the connection stays usable.
+
+    If the address has a user, no request is sent before the login is complete and the broker has proved that it knows
+    the user. `LoginFailed` ends all pending requests; the next attempt is made for a later request, after a pause.
     """
 
     def __init__(
@@ -213,6 +231,12 @@ class ClientConnection:
         self.background_requests = 0
         """How many open requests were sent with `in_background`."""
         self.last_error: TfmqError | None = None
+        self._login: ClientLogin | None = None
+        """The login in progress, after HELLO."""
+        self._login_refusal: LoginFailed | None = None
+        """The first failed login since all servers were tried without success, or since a connection was ready."""
+        self._greeting: tuple[HelloReply, dict[str, int]] | None = None
+        """The reply to HELLO and the broker's limits, while the login is in progress."""
         self._server_index = self._attempts = 0
         self._got_response = False  # Whether a part of a reply was received after the HELLO reply.
         self._trying_since: float | None = None
@@ -262,8 +286,14 @@ class ClientConnection:
         pending = PendingRequest(request, command, body, number, deadline, repeat, in_background, wants_reply, update)
         if self.state == READY:
             self._send(pending)
-        elif self.state == ConnectionState.DOWN and self.connection_count and not self._pending:
-            # This is the only waiting request. After many failed attempts the pause may be long: shorten it.
+        elif (
+            self.state == ConnectionState.DOWN
+            and self.connection_count
+            and not self._pending
+            and not isinstance(self.last_error, LoginFailed)
+        ):
+            # This is the only waiting request. After many failed attempts the pause may be long: shorten it. But a
+            # password that is wrong mostly stays so, and each login costs both ends some computing time.
             self._attempts = 0
             self._retry_at = min(self._retry_at, self.now() + BACK_OFF_SECONDS)
         self._pending[pending.correlation_id] = pending
@@ -313,8 +343,9 @@ class ClientConnection:
                     error = ConnectionFailed(self.last_error.sentence, outcome=error.outcome)
                 self._fail(pending, error)
         if self.state == ConnectionState.GREETING and now >= self._hello_deadline:
+            what = "did not reply to HELLO" if self._login is None else "did not complete the login"
             raise ConnectionFailed(
-                f"{self.server} accepted the connection but did not reply to HELLO in {HELLO_TIMEOUT_SECONDS:g} s:"
+                f"{self.server} accepted the connection but {what} in {HELLO_TIMEOUT_SECONDS:g} s:"
                 " check that a tfmq broker is there.",
                 outcome=NOT_DONE,
             )
@@ -326,6 +357,7 @@ class ClientConnection:
         self._hello_deadline = now + HELLO_TIMEOUT_SECONDS
         self._trying_since = now if self._trying_since is None else self._trying_since
         self._decoder = Decoder(limits.FRAME_BYTES)
+        self._login = self._greeting = None
         self.output.clear()
         self._queued_bytes = self._written_bytes = 0
         details: dict[str, Any] = {"process": os.getpid(), "line": EMPTY_LINE}
@@ -365,7 +397,11 @@ class ClientConnection:
         self.state = ConnectionState.DOWN
         self.output.clear()
         self._complete_when_written.clear()
-        failed = self.last_error = connection_error(error, self.server, self.servers, was_connected)
+        failed = connection_error(error, self.server, self.servers, was_connected)
+        if isinstance(failed, LoginFailed) and self._login_refusal is None:
+            self._login_refusal = failed
+        self._login = self._greeting = None
+        self.last_error = failed
         now = self.now()
         for pending in [each for each in self._pending.values() if each.sent and not each.repeat]:
             self._fail(pending, ConnectionFailed(failed.sentence, outcome=UNKNOWN))
@@ -380,13 +416,17 @@ class ClientConnection:
         if tried:
             return  # Some servers have not been tried since the last pause: try the next server at once.
         most = BACK_OFF_SECONDS_MAX if self.connection_count else BACK_OFF_SECONDS_FIRST
-        self._retry_at += backoff_seconds(rounds, BACK_OFF_SECONDS, most) * (0.75 + 0.5 * self._jitter())
+        pause = backoff_seconds(rounds, BACK_OFF_SECONDS, most) * (0.75 + 0.5 * self._jitter())
+        self._retry_at += pause_seconds(error, pause)
+        # All servers are the same broker, so that a wrong password is reported also if another one does not listen.
+        refusal, self._login_refusal = self._login_refusal, None
+        failed = self.last_error = refusal or failed
         too_long = not self.connection_count and now - (self._trying_since or now) >= self.first_connect_timeout
-        if too_long or (isinstance(error, TfmqError) and not error.retriable):
+        if too_long or refusal is not None or (isinstance(error, TfmqError) and not error.retriable):
             self._trying_since = None
             for pending in list(self._pending.values()):
                 outcome = UNKNOWN if pending.sent else NOT_DONE
-                failure = type(failed)(failed.sentence, outcome=outcome, retriable=failed.retriable)
+                failure = type(failed)(failed.sentence, outcome=outcome, retriable=failed.retriable, **failed.details)
                 failure.__cause__ = failed.__cause__
                 self._fail(pending, failure)
             return
@@ -416,7 +456,10 @@ class ClientConnection:
         if kind > 0:
             raise BadFrame(f"{self.server} sent a request where only replies are expected.")
         if self.state == ConnectionState.GREETING:
-            self._process_hello(header)
+            if self._login is None:
+                self._process_hello(header)
+            else:
+                self._process_login(self._login, header)
             return
         pending = self._pending.get(correlation)
         if pending is None:
@@ -442,10 +485,62 @@ class ClientConnection:
         if header[0] < 0:
             raise error_from_reply(header)
         try:
-            self.hello = HELLO.reply.decode(header, "HELLO", 2)
-            self.limits = limits.received_limits(self.hello.limits)
+            hello = HELLO.reply.decode(header, "HELLO", 2)
+            self._greeting = hello, limits.received_limits(hello.limits)
         except (BadRequest, ValueError) as error:
             raise BadFrame(f"{self.server} replied to HELLO with something else: {error}") from None
+        wants_login = FEATURE_SCRAM in hello.features
+        server = self.server
+        credentials = server.credentials if isinstance(server, BrokerAddress) else None
+        if credentials is None:
+            if wants_login:
+                raise LoginFailed(_login_wanted(server))
+            self._set_ready()
+            return
+        if not wants_login:
+            # Never go on without a login: somebody in between, who is not the broker, may have removed the feature.
+            raise LoginFailed(
+                f"{server} asks for no login, but the address has a user: if this broker has no users, remove the user"
+                " from the address; otherwise this is another program."
+            )
+        from tfmq.access.scram import ClientLogin  # Clients without a user do not load the library.
+
+        self._login = ClientLogin(credentials.user, credentials.password)
+        self._send_login(self._login.first())
+
+    def _send_login(self, data: bytes) -> None:
+        self._queue(encode([AUTHENTICATE.code, 0, MECHANISM_SCRAM, data]))
+
+    def _process_login(self, login: ClientLogin, header: list[Any]) -> None:
+        """Process a reply to AUTHENTICATE. Raises `LoginFailed`, also if the broker does not prove who it is."""
+        if header[0] < 0:
+            error = error_from_reply(header)
+            if isinstance(error, LoginFailed):
+                raise LoginFailed(f"{self.server}: {error.sentence}")
+            raise error
+        try:
+            reply = AUTHENTICATE.reply.decode(header, AUTHENTICATE.name, 2)
+        except BadRequest as error:
+            raise BadFrame(f"{self.server} replied to AUTHENTICATE with something else: {error}") from None
+        try:
+            if not login.has_proof:
+                if reply.done:
+                    raise LoginFailed("The broker ended the login before the client had proved anything.")
+                # This takes about 5 ms of computing, by the number of iterations that the broker asks for.
+                self._send_login(login.final(reply.data))
+                return
+            login.check(reply.data)
+        except LoginFailed as error:
+            raise LoginFailed(f"{self.server}: {error.sentence}") from None
+        if not reply.done:
+            raise BadFrame(f"{self.server} goes on with the login after its end.")
+        self._set_ready()
+
+    def _set_ready(self) -> None:
+        """Send the waiting requests: the HELLO reply has arrived, and the login, if there is one, is complete."""
+        assert self._greeting is not None
+        self.hello, self.limits = self._greeting
+        self._login = self._greeting = self._login_refusal = None
         self.state, self._got_response = READY, False
         self.connection_count += 1
         self._hello_deadline = NEVER

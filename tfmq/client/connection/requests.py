@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from tfmq.backoff import Backoff
+from tfmq.backoff import Backoff, pause_seconds
 from tfmq.bounded_msgpack import Buffer
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS, ClientConnection, PendingRequest
 from tfmq.client.operation import Future, Operation, Wait
@@ -60,11 +60,12 @@ def send_with_retries(
             return pending
         except TfmqError as error:
             give_up = not error.retriable or not link.connection_count or (isinstance(error, Busy) and not while_busy)
-            if give_up or link.now() + backoff.seconds >= until:
+            pause = pause_seconds(error, backoff.advance())
+            if give_up or link.now() + pause >= until:
                 raise
         finally:
             link.abandon(pending)
-        yield Wait((), backoff.advance())
+        yield Wait((), pause)
 
 
 REFRESH_SECONDS = 60.0
@@ -236,11 +237,14 @@ def request_until_not_busy(
             link.abandon(pending)
         pending.send_count += maybe_sent
         maybe_sent = maybe_sent or pending.send_count > 1
-        if not isinstance(pending.error, Busy) or link.now() + backoff.seconds >= until:
-            if maybe_sent and isinstance(pending.error, UNCHECKED_ERRORS):
-                pending.error = _with_unknown_outcome(pending.error)
-            return pending
-        yield Wait((), backoff.advance())
+        if isinstance(pending.error, Busy):
+            pause = pause_seconds(pending.error, backoff.advance())
+            if link.now() + pause < until:
+                yield Wait((), pause)
+                continue
+        if maybe_sent and isinstance(pending.error, UNCHECKED_ERRORS):
+            pending.error = _with_unknown_outcome(pending.error)
+        return pending
 
 
 def _with_unknown_outcome(error: TfmqError) -> TfmqError:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from journal.record.format import tag_hash
-from tfmq.backoff import backoff_seconds
+from tfmq.backoff import backoff_seconds, pause_seconds
 from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
 from tfmq.client.consumer.decoder import BlockDecoder, Decoder
 from tfmq.client.consumer.message import UNKNOWN, Batch, ReadPosition, ReceivedMessage
@@ -250,7 +250,8 @@ class Fetcher:
             return
         if error.retriable or isinstance(error, Abandoned):
             feed.retries += 1
-            feed.retry_at = now + backoff_seconds(feed.retries + 1, RETRY_SECONDS, RETRY_SECONDS_MAX)
+            pause = backoff_seconds(feed.retries + 1, RETRY_SECONDS, RETRY_SECONDS_MAX)
+            feed.retry_at = now + pause_seconds(error, pause)
             return
         if isinstance(error, Damaged) and self._skip_damage and error.next > plan.offset:
             self._record_skipped(feed, max(error.first, plan.offset), error.next, str(error))

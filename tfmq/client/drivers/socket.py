@@ -183,6 +183,8 @@ def resolve_address(server: BrokerAddress | LocalBrokerAddress) -> SocketAddress
         broker = server.resolve() if isinstance(server, LocalBrokerAddress) else server
     except TfmqError as error:
         return error
+    if broker.credentials is not None:
+        import tfmq.access.scram  # noqa: F401 - Loaded here, where a driver may block: it takes about 50 ms.
     context = None
     if broker.tls is not None:
         from tfmq.tls import client_context

@@ -12,7 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import ClassVar, Final, Protocol
 
-from tfmq.backoff import Backoff
+from tfmq.backoff import Backoff, pause_seconds
 from tfmq.client.connection.connection import ClientConnection, PendingRequest
 from tfmq.client.connection.requests import Topic
 from tfmq.client.send.batch import Batch
@@ -410,7 +410,11 @@ class PartitionSender:
         if not self._has_gap and isinstance(first, Busy):
             self.state = SenderState.BACKING_OFF
             self._log_busy(first)
-            self._accumulator.call_later(self._backoff.advance(), self._resume_after_pause)
+            pause = self._backoff.advance()
+            asked = max(pause_seconds(each.last_error, pause) for each in self.in_flight)
+            # Not after the deadline of the first batch: it then fails, with the error of the broker.
+            pause = max(pause, min(asked, self.in_flight[0].deadline - self._accumulator.now()))
+            self._accumulator.call_later(pause, self._resume_after_pause)
             return
         closed = StaleProducer | UnknownProducer
         rejected = all(each.attempts <= 1 and not isinstance(each.last_error, closed) for each in self.in_flight)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from tfmq.backoff import Backoff
+from tfmq.backoff import Backoff, pause_seconds
 from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
 from tfmq.client.connection.requests import (
     TRANSACTION_PAUSE_SECONDS,
@@ -452,8 +452,11 @@ class Pipeline:
             self._in_flight_bytes = 0
             if isinstance(refusal, SEQUENCE_ERRORS) and self._sequence_unused:
                 yield from self._change_sequence()
-            elif isinstance(refusal, Busy) and self._link.now() + backoff.seconds < self._progress_at + self._seconds:
-                yield Wait((), backoff.advance())
+            elif isinstance(refusal, Busy):
+                pause = pause_seconds(refusal, backoff.advance())
+                if self._link.now() + pause >= self._progress_at + self._seconds:
+                    raise self._with_reason(refusal)
+                yield Wait((), pause)
             else:
                 raise self._with_reason(refusal)
             self._send()

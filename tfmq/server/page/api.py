@@ -112,7 +112,7 @@ class Api:
     ) -> None:
         self.calls_in_progress -= 1
         link.close()
-        link.session.close()
+        link.session.end()
         done(result, error)
 
 

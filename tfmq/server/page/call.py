@@ -11,6 +11,7 @@ from tfmq.client.connection.connection import PendingRequest
 from tfmq.client.connection.requests import wait_for_reply
 from tfmq.client.operation import Operation
 from tfmq.errors import TfmqError
+from tfmq.protocol import commands
 from tfmq.server.local_connection import LocalConnection
 from tfmq.server.page.arguments import Arguments
 
@@ -41,6 +42,18 @@ class Call:
         self.link, self.arguments, self.source = link, arguments, source
         self.admin = AdminCore(link, REQUEST_SECONDS)
         self.now_ms = now_ms
+
+    def visible_topics(self) -> Iterator[str]:
+        """Yield the names of all topics that the user may see."""
+        return self._visible(self.source.topics(), commands.DescribeTopic)
+
+    def visible_groups(self) -> Iterator[str]:
+        return self._visible(self.source.groups(), commands.DescribeGroup)
+
+    def _visible(self, names: Iterable[str], describe: Callable[[str], Any]) -> Iterator[str]:
+        if self.link.may(commands.Status()):  # with that right all can be seen, and nothing has to be asked for each
+            return iter(names)
+        return (name for name in names if self.link.may(describe(name)))
 
     def request(self, message: Any) -> Operation[Any]:
         """Execute one command and return its reply."""

@@ -54,7 +54,7 @@ def topics(call: Call) -> Operation[dict[str, Any]]:
     """Return a page of topics by name: those after `after` that contain `contains`."""
     arguments = call.arguments
     after, contains, limit = arguments.text("after", ""), arguments.text("contains", ""), arguments.limit()
-    names, more = page_of_names(call.source.topics(), after, contains, limit)
+    names, more = page_of_names(call.visible_topics(), after, contains, limit)
     found = {each.name: each for each in (yield from call.request(commands.Metadata(names))).topics} if names else {}
     described: list[str] = []
     budget = PARTITIONS_DESCRIBED_MAX
@@ -124,7 +124,7 @@ def groups(call: Call) -> Operation[dict[str, Any]]:
     """Return a page of groups by name, each with its lag."""
     arguments = call.arguments
     after, contains = arguments.text("after", ""), arguments.text("contains", "")
-    names, more = page_of_names(call.source.groups(), after, contains, arguments.limit(GROUPS_PER_PAGE))
+    names, more = page_of_names(call.visible_groups(), after, contains, arguments.limit(GROUPS_PER_PAGE))
     found = yield from call.request_each(commands.DescribeGroup(name) for name in names)
     rows = []
     for name, each in zip(names, found, strict=True):

@@ -24,6 +24,7 @@ import click
 from tfmq.cli import main as tfmq_command
 from tfmq.cli.option_types import Duration, TextType
 from tfmq.cli.output import Output
+from tfmq.client.connection.addresses import PASSWORD_VARIABLE, with_password
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.errors import BadRequest, NotSupported
 from tfmq.spark.log_reader import SourceAddress
@@ -215,8 +216,13 @@ def parse_address(servers: str | None, path: Path | None, timeout: float) -> Sou
 
 
 def resolve_broker(servers: str | None) -> str:
-    """Return `servers`, else $TFMQ_SERVERS, else the default. Only for the driver: tasks have another environment."""
-    return servers or os.environ.get("TFMQ_SERVERS") or "127.0.0.1:8367"
+    """Return `servers`, else $TFMQ_SERVERS, else the default, with $TFMQ_PASSWORD for a user without a password.
+
+    Only for the driver: tasks have another environment. The result may have a password, so do not show it.
+    """
+    broker = servers or os.environ.get("TFMQ_SERVERS") or "127.0.0.1:8367"
+    password = os.environ.get(PASSWORD_VARIABLE)
+    return with_password(broker, password) if password else broker
 
 
 class SizeType(TextType):

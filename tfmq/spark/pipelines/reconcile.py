@@ -17,6 +17,7 @@ from tfmq.admin import Admin
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
 from tfmq.cli.output import did_you_mean, escape_unprintable, with_noun
+from tfmq.client.connection.addresses import without_password
 from tfmq.dead_letters import model
 from tfmq.dead_letters.admin import Desk, default_stores
 from tfmq.dead_letters.model import Letter, Selection
@@ -342,7 +343,7 @@ def reconcile_brokers(
     servers = [str(address.servers) for address in addresses]
     for broker in servers:
         with Admin(broker, timeout=timeout) as admin:
-            positions += read_group_positions(admin, broker, groups)
+            positions += read_group_positions(admin, without_password(broker), groups)
             incarnations |= {topic.incarnation: topic.name for topic in admin.topics()}
             known += [each.group for each in admin.groups()]
     for name in sorted(set(groups) - set(known)):

@@ -25,6 +25,7 @@ from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
 from tfmq.cli.option_types import Moment
 from tfmq.cli.output import size_text, with_noun
+from tfmq.client.connection.addresses import parse_servers, without_password
 from tfmq.dead_letters.admin import Desk
 from tfmq.errors import BadRequest
 from tfmq.message import BORN_AT
@@ -47,7 +48,9 @@ def read_group_lags(address: SourceAddress, topics: Sequence[str], now_ms: int) 
     if address.servers is None:
         return {}
     with Admin(address.servers, timeout=address.timeout) as admin, open_log_reader(address) as logs:
-        standings = [each for each in read_group_positions(admin, address.servers, ()) if each.topic in topics]
+        standings = [
+            each for each in read_group_positions(admin, without_password(address.servers), ()) if each.topic in topics
+        ]
         there = {(log.topic, log.partition): log for topic in topics for log in logs.partitions(topic)}
         found: dict[str, list[GroupLag]] = {}
         for topic, group in sorted({(each.topic, each.group) for each in standings}):
@@ -110,7 +113,11 @@ class TimeRange(NamedTuple):
 
 
 def read_messages(session: SparkSession, address: SourceAddress, topics: Sequence[str], window: TimeRange) -> DataFrame:
-    where = {"servers": address.servers} if address.servers is not None else {"path": address.path}
+    where: dict[str, str | None] = {"path": address.path}
+    if address.servers is not None:
+        where = {"servers": without_password(address.servers)}
+        if (credentials := parse_servers(address.servers)[0].credentials) is not None:
+            where["password"] = credentials.password
     options: dict[str, str | None] = {**where, "subscribe": ",".join(topics), "timeout": f"{address.timeout}s"}
     if window.since_ms is not None:
         options["startingTimestamp"] = str(window.since_ms)
@@ -306,7 +313,7 @@ def write_report(folder: Path, figures: Sequence[TopicFigures], kind: str, addre
     drawn = {each.topic: report_render.draw_topic(each, kind) for each in figures}
     for topic, picture in drawn.items():
         (folder / f"{topic}.{kind}").write_bytes(picture)
-    source = address.servers or address.path or ""
+    source = address.path or without_password(address.servers or "")
     (folder / PAGE_NAME).write_text(report_render.render_page(figures, drawn, kind, source, now_ms))
     (folder / FIGURES_NAME).write_text(json.dumps([each.to_json() for each in figures], indent=1) + "\n")
 

@@ -1,0 +1,1 @@
+"""Who may do what: users with passwords (SCRAM), their rights and their quotas. No I/O except the file of users."""
