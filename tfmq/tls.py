@@ -158,7 +158,11 @@ class TlsSocket:
     def _keep_error(self, error: OSError, filled: int) -> None:
         """Raise the error, or keep it for the next read if plaintext was decrypted before it."""
         if not filled:
-            raise error
+            try:
+                raise error
+            finally:
+                # The error's traceback has this frame: without this, they and all callers would keep one another.
+                del error
         self._error = error
         self.is_buffered = True
 

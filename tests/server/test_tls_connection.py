@@ -264,18 +264,34 @@ def test_a_chain_that_the_system_does_not_accept_at_once_is_sent_without_more_by
     assert (sink.frames, client.recv(1)) == ([b"a request"], b"a reply")
 
 
-def test_a_lost_connection_keeps_nothing_of_openssl(net: TlsNet) -> None:
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_lost_connection_keeps_nothing_of_openssl(net: TlsNet, is_reset: bool) -> None:
     connection, raw = net.accept(Sink())
     net.shake_hands(connection, net.client(raw))
     tls = weakref.ref(connection.socket)
     gc.disable()
     try:
         raw.close()
+        if is_reset:
+            connection.socket.raw = Reset(connection.socket.raw)
         net.turn_of(connection)
         assert connection.disconnected
         assert tls() is None
     finally:
         gc.enable()
+
+
+class Reset:
+    """A socket whose peer has reset the connection."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        self.raw = raw
+
+    def recv_into(self, buffer: memoryview) -> int:
+        raise ConnectionResetError(104, "reset")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
 
 
 @pytest.mark.parametrize("method", ["recv_into", "sendmsg"])

@@ -166,4 +166,12 @@ TLS: Final = (
         "        super().connectionLost(reason)\n        return\n",
         [f"{CONNECTION}::test_a_lost_connection_keeps_nothing_of_openssl"],
     ),
+    Mutant(
+        "an-error-keeps-its-connection",
+        "a connection that was reset keeps nothing of OpenSSL",
+        "tfmq/tls.py",
+        "                del error\n",
+        "                pass\n",
+        [f"{CONNECTION}::test_a_lost_connection_keeps_nothing_of_openssl"],
+    ),
 )
