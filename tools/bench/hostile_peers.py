@@ -32,6 +32,7 @@ from tools.bench.load import PREFIX, frame
 
 TOTAL_MAX: Final = 500_000
 SECONDS_MAX: Final = 120.0
+READY_SECONDS: Final = 15.0
 CONNECTS_AT_ONCE: Final = 64
 """Connections opened in one round, so that others are served in between."""
 DRIP_SECONDS: Final = 1.0
@@ -155,17 +156,23 @@ class Peers:
         self.peers: dict[int, Peer] = {}
         self.due: deque[tuple[float, int, Peer]] = deque()
         self.counts: Counter[str] = Counter()
+        self.held_count = 0
+        """Connections that have done all of their steps, and are open."""
         self.wanted_max = raise_open_files(made.connections)
 
     def run(self) -> None:
-        """Attack until standard input ends. Print "ready" as soon as all connections were opened once."""
+        """Attack until standard input ends. Print "ready" as soon as all connections have done all of their steps.
+
+        A flood is ready when all are open, and other attacks after READY_SECONDS at the latest: the broker may end some
+        connections sooner than others are open.
+        """
         self.poll.register(sys.stdin.fileno(), select.EPOLLIN | select.EPOLLHUP)
         until, is_ready = time.monotonic() + SECONDS_MAX, False
         while time.monotonic() < until:
             for _ in range(min(CONNECTS_AT_ONCE, self.wanted_max - len(self.peers))):
                 if self.counts["opened"] >= TOTAL_MAX or not self.open():
                     break
-            if not is_ready and (len(self.peers) >= self.wanted_max or time.monotonic() > until - SECONDS_MAX + 20):
+            if not is_ready and (self.is_complete() or time.monotonic() > until - SECONDS_MAX + READY_SECONDS):
                 is_ready = True
                 print("ready", flush=True)
             for descriptor, event in self.poll.poll(0 if len(self.peers) < self.wanted_max else 0.05, 256):
@@ -173,6 +180,11 @@ class Peers:
                     return
                 self.serve(descriptor, event)
             self.serve_due()
+
+    def is_complete(self) -> bool:
+        """Return whether the attack has its full strength."""
+        at_once = len(self.peers) if self.attack.way == WAY_FLOOD else self.held_count
+        return at_once >= self.wanted_max
 
     def open(self) -> bool:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -195,6 +207,7 @@ class Peers:
 
     def close(self, descriptor: int) -> None:
         peer = self.peers.pop(descriptor)
+        self.held_count -= peer.held
         self.poll.unregister(descriptor)
         peer.sock.close()
 
@@ -236,6 +249,7 @@ class Peers:
             self.close(descriptor)
         elif not peer.held:
             peer.held = True
+            self.held_count += 1
             if made.way == WAY_DRIP:
                 self.due.append((time.monotonic() + DRIP_SECONDS, descriptor, peer))
 
