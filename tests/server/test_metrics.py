@@ -20,6 +20,7 @@ from journal.histogram import BOUNDS_SECONDS, TimeHistogram
 from tests.broker.group_member import Seat, seats
 from tests.broker.helpers import Broker
 from tests.paths import ROOT
+from tests.server.fakes import FakeReactor
 from tests.server.test_http import HTTP, url_of
 from tests.server.wire import PATIENCE_SECONDS, running
 from tests.zookeeper.test_group_membership import until
@@ -27,7 +28,7 @@ from tfmq.broker.broker import Broker as Engine
 from tfmq.protocol.commands import Heartbeat, LeaveGroup
 from tfmq.server import survey
 from tfmq.server.http_message import HttpAnswer
-from tfmq.server.metrics import METRICS, Scraper, exposition
+from tfmq.server.metrics import METRICS, PAUSE_SECONDS, Scraper, exposition
 from tfmq.server.survey import Figures, Survey
 
 PROCESS = {
@@ -314,7 +315,7 @@ def test_ten_thousand_topics_are_read_in_steps_and_add_no_series(monkeypatch: py
     assert found['tfmq_left_out{series="topics"}'] == 9900
 
 
-def test_scrapes_at_the_same_time_share_one_survey() -> None:
+def test_scrapes_share_one_survey_and_surveys_have_pauses_between_them() -> None:
     gathered: list[Any] = []
     jobs: list[Any] = []
 
@@ -322,7 +323,13 @@ def test_scrapes_at_the_same_time_share_one_survey() -> None:
         def gather(self, server: Any, done: Any) -> None:
             gathered.append(done)
 
-    scraper = Scraper(Slow(), lambda: dict(PROCESS), lambda work, done: jobs.append((work, done)))  # type: ignore[arg-type]
+    reactor = FakeReactor()
+    scraper = Scraper(
+        Slow(),  # type: ignore[arg-type]
+        lambda: dict(PROCESS),
+        lambda work, done: jobs.append((work, done)),
+        reactor.callLater,
+    )
     answers: list[HttpAnswer] = []
     for _ in range(3):
         scraper.scrape().addCallback(answers.append)
@@ -331,5 +338,12 @@ def test_scrapes_at_the_same_time_share_one_survey() -> None:
     ((work, done),) = jobs
     done(work(), None)
     assert [answer.status for answer in answers] == [200] * 3
-    scraper.scrape()
+    for _ in range(3):
+        scraper.scrape().addErrback(lambda failure: None)
+    assert len(gathered) == 1, "the next survey begins after a pause, however many ask"
+    reactor.advance(PAUSE_SECONDS)
     assert len(gathered) == 2
+    gathered[1](None, ValueError("a test"))
+    reactor.advance(PAUSE_SECONDS)
+    scraper.scrape()
+    assert len(gathered) == 3, "after the pause at once"

@@ -328,26 +328,42 @@ def exposition(figures: Figures) -> HttpAnswer:
     return HttpAnswer(200, generate_latest(FigureCollector(figures)), CONTENT_TYPE_LATEST)
 
 
+PAUSE_SECONDS = 0.25
+"""Between the end of a survey and the next one. A survey and its text take milliseconds, in which the interpreter's
+lock keeps others waiting, and anyone who reaches the HTTP server may ask for one after the other."""
+
+
 class Scraper:
-    """Answers `/metrics`. Requests that arrive during a survey share its result, so their number costs nothing."""
+    """Answers `/metrics`. Requests that arrive during a survey share its result, and those in the pause after it the
+    next one's, so their number costs nothing."""
 
     def __init__(
         self,
         survey: Survey,
         server_figures: Callable[[], dict[str, Any]],
         run: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None],
+        call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         """`server_figures` returns `Figures.server`; `run` runs a job in a worker."""
-        self._survey, self._server_figures, self._run = survey, server_figures, run
+        self._survey, self._server_figures, self._run, self._call_later = survey, server_figures, run, call_later
         self._waiting: list[Deferred[HttpAnswer]] = []
+        self._is_pausing = False
 
     def scrape(self) -> Deferred[HttpAnswer]:
         answer: Deferred[HttpAnswer] = Deferred()
         self._waiting.append(answer)
-        if len(self._waiting) == 1:
-            server = {**self._server_figures(), "cpu_seconds": time.process_time()}
-            self._survey.gather(server, self._gathered)
+        if len(self._waiting) == 1 and not self._is_pausing:
+            self._begin()
         return answer
+
+    def _begin(self) -> None:
+        server = {**self._server_figures(), "cpu_seconds": time.process_time()}
+        self._survey.gather(server, self._gathered)
+
+    def _end_pause(self) -> None:
+        self._is_pausing = False
+        if self._waiting:
+            self._begin()
 
     def _gathered(self, figures: Figures | None, error: BaseException | None) -> None:
         if figures is None:
@@ -357,6 +373,8 @@ class Scraper:
 
     def _done(self, answer: HttpAnswer | None, error: BaseException | None) -> None:
         waiting, self._waiting = self._waiting, []
+        self._is_pausing = True
+        self._call_later(PAUSE_SECONDS, self._end_pause)
         for each in waiting:
             if answer is not None:
                 each.callback(answer)

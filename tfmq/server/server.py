@@ -501,7 +501,7 @@ class Server:
         from tfmq.server.survey import Survey
 
         survey = Survey(self._broker, self._reactor.callLater, self._clock.monotonic)
-        return Scraper(survey, self._server_figures, self._broker.run)
+        return Scraper(survey, self._server_figures, self._broker.run, self._reactor.callLater)
 
     def _server_figures(self) -> dict[str, Any]:
         """Return the figures of the process and its connections, for metrics."""

@@ -498,4 +498,20 @@ SERVER: Final = (
         "            pass\n",
         [f"{NEWCOMERS}::test_what_newcomers_do_between_the_slices_counts_for_their_share"],
     ),
+    Mutant(
+        "surveys-one-after-the-other",
+        "surveys for /metrics have pauses between them",
+        "tfmq/server/metrics.py",
+        "        if len(self._waiting) == 1 and not self._is_pausing:\n",
+        "        if len(self._waiting) == 1:\n",
+        ["tests/server/test_metrics.py::test_scrapes_share_one_survey_and_surveys_have_pauses_between_them"],
+    ),
+    Mutant(
+        "those-who-ask-in-the-pause-are-forgotten",
+        "a request for /metrics in the pause is answered after it",
+        "tfmq/server/metrics.py",
+        "        if self._waiting:\n            self._begin()\n",
+        "",
+        ["tests/server/test_metrics.py::test_scrapes_share_one_survey_and_surveys_have_pauses_between_them"],
+    ),
 )
