@@ -39,6 +39,9 @@ class Answer:
         assert not self.released and not self.calls, "body_done comes once, before the answer"
         self.released = True
 
+    def appended(self) -> None:
+        """Nothing: only spans need it."""
+
     def ok(self, *fields: Any, body: Any = b"") -> None:
         self.calls += 1
         assert self.calls == 1, "one answer for one request"

@@ -28,7 +28,7 @@ def methods(shape: type) -> set[str]:
 
 def test_both_implement_replies_and_sessions() -> None:
     assert methods(Reply) <= methods(helpers.Answer) | {"correlation"}
-    assert methods(Session) <= methods(helpers.Session) | {"identity", "number", "operator"}
+    assert methods(Session) <= methods(helpers.Session) | {"identity", "number", "operator", "user"}
     assert methods(Reply) <= methods(server.Reply)
     assert methods(Session) <= methods(server.Session) | {"identity", "number", "operator"}
 

@@ -10,12 +10,12 @@ from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, COMMANDS, Metadata
 
 
 def test_item_12_every_command_of_the_table_has_its_method() -> None:
-    """HELLO and STATUS are answered by the session."""
+    """HELLO, AUTHENTICATE and STATUS are answered by the session."""
     engine = Broker().engine
     tables = (engine.with_reply, engine.with_session, engine.with_body)
     served = [kind for table in tables for kind in table]
-    assert len(served) == len(COMMANDS) - 2
-    assert {commands.Hello, Status, *served} == {each.request.shape for each in COMMANDS}
+    assert len(served) == len(COMMANDS) - 3
+    assert {commands.Hello, commands.Authenticate, Status, *served} == {each.request.shape for each in COMMANDS}
     for arguments, table in enumerate(tables, start=2):
         for method in table.values():
             inspect.signature(method).bind(*range(arguments))

@@ -56,6 +56,7 @@ SAMPLES: tuple[Any, ...] = (
     commands.Fetch("orders", 1, 0, 0),
     commands.Locate("orders", 1, 0, 0, 0),
     commands.JoinGroup("orders", "", ["fine"], 10_000),
+    commands.Authenticate("orders", b"orders"),
     commands.JoinGroup("group", "orders", ["fine"], 10_000),
     commands.JoinGroup("group", "", ["orders"], 10_000),
     commands.Heartbeat("orders", "orders", 1, []),

@@ -119,7 +119,7 @@ class PageClient:
             batches.append([topic, incarnation, 0, sequence, len(payloads), len(data), blocks, None])
             sequence += len(payloads)
             body += data
-        return self.call(57, producer_id, number, batches, offsets or [], body=body)[0]
+        return self.call(57, producer_id, number, batches, offsets or [], None, body=body)[0]
 
     def payloads(self, topic: str, incarnation: int) -> list[bytes]:
         """Everything that is written, whether a power cut could take it back or not."""
@@ -128,7 +128,7 @@ class PageClient:
     def fetch(
         self, topic: str, incarnation: int, offset: int, wait_ms: int = 0, read: int = 0
     ) -> tuple[list[tuple[int, bytes]], int]:
-        reply, body = self.call(30, topic, incarnation, 0, offset, -1, 262_144, wait_ms, read, None)
+        reply, body = self.call(30, topic, incarnation, 0, offset, -1, 262_144, wait_ms, read, None, None)
         start, skip_to, following, *_, log_id, partitions = reply
         assert partitions == 1
         found, position, block = [], 0, 0
@@ -593,7 +593,7 @@ def test_the_handle_of_the_page_is_what_a_client_makes_of_a_reply() -> None:
 def test_the_worked_examples_are_what_a_client_sends_and_reads() -> None:
     request, reply = printed("produce-example")
     client = Recorded(9, reply)
-    answer = client.call(21, "orders", 5, 0, 7, 0, 1, 2, [[25, 1, 1687078920]], None, None, body=request[-25:])
+    answer = client.call(21, "orders", 5, 0, 7, 0, 1, 2, [[25, 1, 1687078920]], None, None, None, body=request[-25:])
     assert client.sent == request and answer[0] == [[[0, 0]], 2, False, 1_763_700_000_000, 0, None]
 
     request, reply = printed("fetch-example")

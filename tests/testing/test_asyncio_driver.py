@@ -175,6 +175,7 @@ METHODS = [
 ]
 ARGUMENTS: dict[str, Any] = {
     "topic": "orders",
+    "key": b"key",
     "name": "orders",
     "payload": b"from another loop",
     "payloads": [b"from another loop"],

@@ -27,6 +27,7 @@ from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata
 from tfmq.settings_table import TOPIC_KEYS
 
 log = logging.getLogger("tfmq.broker")
+audit = logging.getLogger("tfmq.audit")
 
 CREATION_ONLY_KEY = "topics.partitions"
 """The key of a topic setting that has an effect only when the topic is created."""
@@ -95,7 +96,7 @@ class TopicAdmin:
             if error is None:
                 count = self._topics.count(name)
                 done = f"done, {count} partition{'' if count == 1 else 's'}"
-                log.info("create topic %s on first use, asked by %s: %s", name, session.identity, done)
+                audit.info("create topic %s on first use, asked by %s: %s", name, session.identity, done)
             elif not isinstance(error, TopicExists):
                 failed.append(error)
             if not remaining:

@@ -331,6 +331,6 @@ def test_numbers_that_a_browser_would_round_are_text() -> None:
 
 def test_changes_are_logged_with_the_user(api: ApiOnBroker, caplog: pytest.LogCaptureFixture) -> None:
     epoch = prepared(api, "x")
-    with caplog.at_level("INFO", "tfmq.broker"):
+    with caplog.at_level("INFO", "tfmq.audit"):
         api.post("transaction/end", xid="x", epoch=epoch, end="rollback")
     assert "roll back transaction 'x'" in caplog.text and "asked by a test" in caplog.text
