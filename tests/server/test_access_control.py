@@ -48,8 +48,10 @@ class Session:
 class Rig:
     def __init__(self, path: Path, *users: User) -> None:
         self.path, self.now = path, 0.0
+        self.asked_again: list[str] = []
+        broker: Any = SimpleNamespace(fetches=SimpleNamespace(end_parked=self.asked_again.append))
         clock: Any = SimpleNamespace(monotonic=lambda: self.now)
-        self.access = AccessControl(str(path), lambda *request: None, lambda: None, clock, os.urandom)  # type: ignore[arg-type, return-value]
+        self.access = AccessControl(str(path), lambda *request: None, lambda: broker, clock, os.urandom)
         self.load(*users)
 
     def load(self, *users: User) -> None:
@@ -67,6 +69,7 @@ def test_another_file_applies_to_open_sessions(tmp_path: Path) -> None:
     ann, bob, cid = map(rig.admit, ("ann", "bob", "cid"))
     rig.load(user("ann", "read:b"), user("bob", password="other"), user("dan"))
     assert [each.ended for each in (ann, bob, cid)] == [False, True, True]
+    assert rig.asked_again == ["ann"], "a fetch that waits needs the new rights, too"
     assert ann.account.allow(Need(("read",), "b")) and not ann.account.allow(Need(("read",), "a"))
     assert rig.admit("dan").account.name == "dan"
     with pytest.raises(LoginFailed):
@@ -85,7 +88,7 @@ def test_a_file_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
 def test_connections_above_the_quota_wait_for_others_to_end(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "users", user("ann", connections=2))
     first, _ = rig.admit("ann"), rig.admit("ann")
-    with pytest.raises(Busy, match="has 2 connections"):
+    with pytest.raises(Busy, match=r"allows, 2: .* `tfmq user quota ann --connections N`"):
         rig.admit("ann")
     first.end()
     rig.admit("ann")
@@ -157,7 +160,7 @@ def test_a_wrong_right_in_the_file_is_named(tmp_path: Path) -> None:
     save_users(str(path), {"ann": user("ann", "read:orders")})
     path.write_text(path.read_text().replace("read:orders", "raed:orders"))
     code, line = refused("--data", str(tmp_path / "data"), "--set", f"server.users={path}")
-    assert code == 2 and "'raed:orders' is no right: a right begins with one of read, write, manage" in line
+    assert code == 2 and "the rights of ann: 'raed:orders' is no right: a right begins with one of read" in line
 
 
 @pytest.mark.long
@@ -237,3 +240,18 @@ def test_a_prepared_transaction_stays_with_its_user_over_a_restart(tmp_path: Pat
         assert code_of(bob, commands.DescribeTransaction("one")) == "forbidden"
         assert [code_of(each, rollback["one"]) for each in (bob, ann)] == ["forbidden", "ok"]
         assert code_of(operator, rollback["two"]) == "ok"
+
+
+def test_a_fetch_that_waits_gets_nothing_after_the_right_to_read_was_taken(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    save_users(str(path), {"ann": user("ann", "read:orders", "write:orders", "manage:orders")})
+    with running(tmp_path / "data", "--set", f"server.users={path}") as (process, address):
+        ann = logged_in(address, "ann")
+        fetch = commands.Fetch("orders", ann.topic("orders"), 0, 0, commands.EPOCH_UNKNOWN, 1 << 20, 60_000, 0, None)
+        ann.send(fetch)
+        ann.ask(commands.Ping())  # its reply comes first, because the fetch waits
+        save_users(str(path), {"ann": user("ann", "write:orders")})
+        process.process.send_signal(signal.SIGHUP)
+        answer = ann.receive()
+        assert answer.header[0] == 0 and not answer.body
+        assert code_of(ann, fetch) == "forbidden"

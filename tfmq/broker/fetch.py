@@ -112,6 +112,13 @@ class FetchHandler:
         self._reply_empty(poll)
         return True
 
+    def end_parked(self, user: str) -> None:
+        """Send an empty reply to each parked fetch of the user."""
+        for session, waiting in list(self._sessions.items()):
+            if session.user == user:
+                for poll in list(waiting.values()):
+                    self._reply_empty(poll)
+
     def topic_changed(self, topic: Topic) -> None:
         """Reply to one parked fetch of the topic in each session, to report the new number of partitions."""
         notified: set[Session] = set()

@@ -104,8 +104,9 @@ class AccessControl:
     def load(self) -> None:
         """Read the file of users again, and apply it to open sessions.
 
-        Sessions of users that are gone, or have another password, are closed. Raises `ConfigError`, and changes
-        nothing, if the file cannot be used.
+        Sessions of users that are gone, or have another password, are closed. Fetches that wait get an empty reply if
+        the rights of their user have changed: the client's next one is checked by the new rights. Raises `ConfigError`,
+        and changes nothing, if the file cannot be used.
         """
         users = load_users(self._path)
         if os.stat(self._path).st_mode & 0o004:
@@ -120,6 +121,8 @@ class AccessControl:
                 self._close(account, "the user has another password")
             if user.quotas != account.user.quotas:
                 account.usage.set(user.quotas)
+            if user.rights.all != account.user.rights.all:
+                self._broker().fetches.end_parked(name)
             account.user = user
         self._accounts.update((name, Account(user, self._clock.monotonic)) for name, user in users.items())
 
@@ -145,8 +148,8 @@ class AccessControl:
         most = account.user.quotas.connections
         if most and len(account.sessions) >= most:
             raise Busy(
-                f"The user {name} has {len(account.sessions)} connections, and may have no more (quota connections):"
-                " close some, or raise the quota with tfmq user add --connections."
+                f"The user {name} has as many connections as its quota allows, {most}: close some, or raise the quota:"
+                f" `tfmq user quota {name} --connections N`."
             )
         account.sessions.add(session)
         session.on_close(lambda: account.sessions.discard(session))
