@@ -107,6 +107,7 @@ def test_rights_quotas_and_the_password_change_one_by_one(users: Cli, file: Path
         ("quota billing", b"", 2, "--bytes-per-second, --messages-per-second, --connections"),
         ("quota billing --connections -1", b"", 2, "-1"),
         ("list --file nowhere.json", b"", 2, "`tfmq user add NAME --file nowhere.json` makes it"),
+        ("list --file .", b"", 2, "server.users is .: the file cannot be read: Is a directory.\n"),
         ("grant billing admin --file nowhere/x.json", b"", 1, "nowhere: No such file or directory"),
     ],
 )

@@ -54,10 +54,8 @@ def load_users(path: str) -> dict[str, User]:
                 raise ConfigError(f"server.users is {path}: every user of this machine may change it: chmod 600 it.")
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise ConfigError(
-            f"server.users is {path}: the file cannot be read: {error.strerror}. `tfmq user add NAME --file {path}`"
-            " makes it."
-        ) from None
+        advice = f" `tfmq user add NAME --file {path}` makes it." if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"server.users is {path}: the file cannot be read: {error.strerror}.{advice}") from None
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError(f"server.users is {path}: the file is too large, {FILE_BYTES_MAX >> 20} MiB are allowed.")
     try:
@@ -86,7 +84,11 @@ def _read_user(name: str, row: Any) -> User:
     for key, value in quotas.items():
         if type(value) is not int or not 0 <= value <= QUOTA_MAX:
             raise BadRequest(f"{key} of {name} must be a whole number, 0 for no limit")
-    return User(name, _read_keys(name, row["keys"]), Rights(map(parse_right, rights)), Quotas(**quotas))
+    try:
+        parsed = Rights(map(parse_right, rights))
+    except BadRequest as error:
+        raise BadRequest(f"the rights of {name}: {error.sentence}") from None
+    return User(name, _read_keys(name, row["keys"]), parsed, Quotas(**quotas))
 
 
 def _read_keys(name: str, row: Any) -> Keys:

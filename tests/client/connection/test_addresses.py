@@ -321,6 +321,7 @@ def test_addresses_with_a_user(
     ("written", "sentence"),
     [
         ("tfmq://me@broker", r"user me has no password: set \$TFMQ_PASSWORD, or write tfmq://me:PASSWORD@HOST:PORT"),
+        ("tfmqs://me@broker", r"write tfmqs://me:PASSWORD@HOST:PORT"),
         ("tfmq://:secret@broker", "an @ without a user"),
         ("tfmq://m%2fe:secret@broker", "cannot be one: a name has 1 to 249"),
         ("tfmq://me:secret@secret@broker", "must be percent-encoded: .* %40 for @"),
@@ -344,6 +345,7 @@ def test_a_wrong_address_with_a_user_is_not_shown(written: Any, sentence: str, m
     with pytest.raises(BadRequest, match=sentence) as caught:
         if data_folder_of(written) is None:
             parse_servers(written)
+    assert type(caught.value) is BadRequest, "wrong usage: the exit code 2"
     assert "secret" not in "".join(traceback.format_exception(caught.value, chain=True)).replace(repr(written), "")
 
 

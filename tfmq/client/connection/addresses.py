@@ -153,13 +153,15 @@ def _parse_list(text: str, inherited: _Inherited, found: list[BrokerAddress]) ->
                 )
             user, at, rest = rest.rpartition("@")
             if at:
-                credentials = _parse_credentials(user)
+                credentials = _parse_credentials(user, scheme)
             host, port = _split_host_port(rest.rstrip("/"), part)
-        except BadRequest as error:
-            if may_have_password and not isinstance(error, _WrongCredentials):
+        except _WrongCredentials as error:
+            raise BadRequest(error.sentence) from None
+        except BadRequest:
+            if may_have_password:
                 # Also where this part has no @: an unencoded comma in a password divides it into two parts.
                 raise BadRequest(
-                    f"An address with a user is none: write tfmq://USER:PASSWORD@HOST:PORT or {TLS_SCHEME}://, and in"
+                    f"An address with a user is wrong: write tfmq://USER:PASSWORD@HOST:PORT or {TLS_SCHEME}://, and in"
                     f" the password %2C for a comma, %2F for /, %40 for @. It is not shown, because of the password."
                 ) from None
             raise
@@ -180,8 +182,8 @@ class _WrongCredentials(BadRequest):
     """Its sentence has no part of the password."""
 
 
-def _parse_credentials(text: str) -> Credentials:
-    """Parse `USER:PASSWORD`, or `USER` with the password in $TFMQ_PASSWORD."""
+def _parse_credentials(text: str, scheme: str) -> Credentials:
+    """Parse `USER:PASSWORD`, or `USER` with the password in $TFMQ_PASSWORD. `scheme` is for the error."""
     from urllib.parse import unquote_to_bytes
 
     if "@" in text or "/" in text or re.search("%(?![0-9A-Fa-f]{2})", text):
@@ -200,7 +202,7 @@ def _parse_credentials(text: str) -> Credentials:
     if not password:
         raise _WrongCredentials(
             f"The address of the user {user} has no password: set ${PASSWORD_VARIABLE}, or write"
-            f" {PLAIN_SCHEME}://{user}:PASSWORD@HOST:PORT."
+            f" {scheme}://{user}:PASSWORD@HOST:PORT."
         )
     return Credentials(user, password)
 
