@@ -139,6 +139,7 @@ def test_each_message_is_handled_or_one_dead_letter_of_each_group() -> None:
     (poison,) = audit.poison()
     audit.check_handled(BILLING, [poison])
     assert (audit.faults, audit.missing()) == ([], "")
+    assert not audit.is_under_way(), "of the other kinds of clients nothing is there"
     audit.check_handled(BILLING, [poison, poison])
     assert "two dead letters" in audit.faults.pop()
     audit.check_handled(BILLING, [])

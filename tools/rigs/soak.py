@@ -94,6 +94,8 @@ PAUSE_SECONDS: Final = (2.0, 18.0)
 """Between two events. In the second part of the run, twice as long."""
 SHORTEST_SECONDS: Final = 60.0
 """In a shorter run events follow one another as quickly as in one of this length with a tenth of the pauses."""
+START_SECONDS: Final = 120.0
+"""Ten interpreters that start on a busy machine take long. Events begin when each kind of client has done something."""
 END_SECONDS: Final = 180.0
 ANSWER_SECONDS: Final = 120.0
 HTTP_SECONDS: Final = 5.0
@@ -545,6 +547,11 @@ class Rig:
         self._add("timers", 0, longest)
         for group in (BILLING, SHIPPING):
             self._add(group, 0, self._store(group))
+        until = time.monotonic() + START_SECONDS
+        while not self.audit.is_under_way() and time.monotonic() < until:
+            self._live(0.2)
+            self.learn()
+        self.begun = time.monotonic()
         self.watcher.start()
 
     def _add(self, role: str, number: int, argument: str = "") -> None:

@@ -31,7 +31,8 @@ BILLING: Final = "billing"
 SHIPPING: Final = "shipping"
 """The groups that handle WORK."""
 POISON_EVERY: Final = 200
-"""One of so many messages of WORK fails each time that it is handled."""
+POISON_FIRST: Final = 5
+"""Of POISON_EVERY messages of WORK one always fails. The first one of each sender is this one."""
 COMMITTED: Final = "committed"
 ABSENT: Final = "absent"
 UNKNOWN: Final = "unknown"
@@ -44,7 +45,7 @@ EXAMPLES: Final = 5
 
 def is_poison(number: int) -> bool:
     """Return whether the message of WORK with this number always fails."""
-    return number % POISON_EVERY == POISON_EVERY // 2
+    return number % POISON_EVERY == POISON_FIRST
 
 
 class Audit:
@@ -167,6 +168,11 @@ class Audit:
             self._fault(f"transaction {key[0]} {key[1]} was rolled back, and messages of it are stored")
 
     # What must hold at the end
+
+    def is_under_way(self) -> bool:
+        """Return whether clients of all kinds have done something."""
+        topics = {topic for topic, _, _ in self._next}
+        return {SOURCE, TARGET, WORK} <= topics and bool(self._whole and self._timers) and all(self._handled.values())
 
     def missing(self) -> str:
         """Return a phrase that says what is acknowledged and not stored yet; "" if nothing is."""
