@@ -83,19 +83,22 @@ STATUS_OF_ERRORS: Final[tuple[tuple[type[TfmqError], int], ...]] = (
 def log_in(request: HttpRequest, right: str) -> HttpRequest:
     """Return the request with its user, who has the right of its route (`Route.right`).
 
-    Credentials are those of HTTP Basic (RFC 7617). Raises LoginFailed without valid ones, unless the route is PUBLIC,
-    Forbidden without the right, Busy if too many passwords are tried.
+    Credentials are those of HTTP Basic (RFC 7617). Raises LoginFailed without valid ones, and Busy if too many
+    passwords are tried, unless the route is PUBLIC; Forbidden without the right.
     """
     access = request.context.access
     given = request.headers.get("authorization")
     if access is None or (right == PUBLIC and given is None):
         return request
-    name, password = _credentials(given)
+    name = ""
     try:
+        name, password = _credentials(given)
         account = access.check_password(name, password)
-    except LoginFailed:
-        if given is not None:
+    except (LoginFailed, Busy) as error:
+        if given is not None and isinstance(error, LoginFailed):
             access.log_failed_login(name, request.peer)
+        if right == PUBLIC:  # An old password of a monitoring program must not look like a broker that is not live.
+            return request
         raise
     need = Need((right,))
     if right not in (PUBLIC, LOGIN) and not account.allow(need):
