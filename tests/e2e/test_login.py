@@ -100,3 +100,42 @@ def _until(action: Callable[[], object], errors: tuple[type[Exception], ...] = (
             return
         except errors:
             assert time.monotonic() < until
+
+
+def test_a_trace_with_the_right_to_read_alone_names_what_it_cannot_show(server: Server) -> None:
+    for name, right in (("tracer", "read:traced"), ("sender", "write:traced"), ("watching", "admin")):
+        server.user("add", name, "--right", right, password=name)
+    server.process.process.send_signal(signal.SIGHUP)
+    with tfmq.Producer(f"tfmq://billing:{ENCODED}@{server.address}") as producer:
+        with producer.transaction() as transaction:
+            transaction.send("traced", b"1", partition=0)
+        later = producer.send("traced", b"2", partition=0, delay=0.2).result(SECONDS)
+    addresses = {name: f"tfmq://{name}:{name}@{server.address}" for name in ("tracer", "sender", "watching")}
+    _until(lambda: tfmq.Admin(addresses["watching"]).close())
+    with tfmq.Admin(addresses["watching"]) as admin:
+        _until_delivered(admin, later.delayed)
+        whole = admin.trace("traced", 0, 0)
+        assert whole.groups == () and whole.transaction is not None and whole.transaction.state == "committed"
+    with tfmq.Admin(addresses["tracer"]) as admin:
+        found = admin.trace("traced", 0, 0)
+        assert found.groups is None and found.transaction is None and found.commit_lsn == whole.commit_lsn
+        same = ("message_id", "durable", "appended_ms", "born_ms", "source", "end_offset")
+        assert [getattr(found, each) for each in same] == [getattr(whole, each) for each in same]
+        assert admin.trace_delayed(later.delayed).payload_bytes == 1
+    with tfmq.Admin(addresses["sender"]) as admin:
+        hidden = admin.trace_delayed(later.delayed)
+        assert (hidden.state, hidden.offset, hidden.groups) == ("delivered", None, None)
+        assert hidden.unknown == ("Where it is: The user sender needs the right read:traced.",)
+    ended = commands.tfmq("trace", "traced/0/0", servers=addresses["tracer"])
+    assert ended.code == 0, ended.err
+    text = ended.out.decode()
+    assert "Its transaction: The user tracer needs the right transactions or monitor." in text
+    assert "Which groups have passed it: The user tracer needs the right monitor." in text
+    assert "no group reads the topic" not in text and "appended" in text
+
+
+def _until_delivered(admin: tfmq.Admin, handle: str) -> None:
+    until = time.monotonic() + SECONDS
+    while admin.describe_delayed(handle).state != "delivered":
+        assert time.monotonic() < until
+        time.sleep(0.05)

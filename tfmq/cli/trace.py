@@ -86,8 +86,8 @@ def trace(target: str, key: str | None, partition: int | None, last: int, store:
     and its dead letters.
 
     The message is named by TOPIC/PARTITION/OFFSET, by the HANDLE of a delayed message, or by TOPIC and --key. What
-    cannot be known any more is listed as such. Nothing is changed. The exit code is 1 if the message was removed, is
-    not known, or was not found.
+    cannot be known any more, or needs a right that the user does not have, is listed as such. Nothing is changed. The
+    exit code is 1 if the message was removed, is not known, or was not found.
     """
     named = parse_target(target)
     if key is None and partition is not None:
@@ -181,12 +181,12 @@ def events_of(found: MessageTrace) -> Iterator[Event]:
     if found.appended_ms >= 0:
         yield found.appended_ms, "delivered" if found.source == "delay" else "appended", append_text(found)
         yield -1, "synced" if found.durable else "written", durability(found)
-    for each in found.groups:
+    for each in found.groups or ():
         yield -1, f"group {each.group}", group_text(each)
     if found.attempts or found.redrives:
         calls = f"its handling had failed {with_noun(found.attempts, 'time')} before"
         yield -1, "attempts", f"{calls}; sent again as a dead letter {with_noun(found.redrives, 'time')}"
-    if found.state in ("stored", "removed") and not found.groups:
+    if found.state in ("stored", "removed") and found.groups == ():
         yield -1, "groups", "no group reads the topic"
 
 
@@ -313,7 +313,7 @@ def json_object(found: MessageTrace, letters: Sequence[Letter], searched: str) -
             "delivered_at": iso_text(delay.delivered_ms),
             "late_ms": None if delay.late_ms < 0 else delay.late_ms,
         }
-    row["groups"] = [each._asdict() for each in found.groups]
+    row["groups"] = None if found.groups is None else [each._asdict() for each in found.groups]
     row["dead_letters"] = [json_row(each) for each in letters]
     row["dead_letters_searched"] = searched
     return row

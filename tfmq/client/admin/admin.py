@@ -264,8 +264,9 @@ class AdminCore:
     def trace(self, topic: str, partition: int, offset: int) -> Operation[MessageTrace]:
         """Return the life of the message at `offset`: how it was sent, stored and delivered, and which groups read it.
 
-        Facts that the broker no longer has are named in `unknown` of the result. If retention or a purge has removed
-        the message, its `state` is "removed". Nothing is changed: no message becomes durable because of the read.
+        Facts that the broker no longer has, or that the user has no right to read (`monitor` for groups, `transactions`
+        or `monitor` for the transaction), are named in `unknown` of the result. If retention or a purge has removed the
+        message, its `state` is "removed". Nothing is changed: no message becomes durable because of the read.
 
         Raises `UnknownTopic`, `UnknownPartition`, `OffsetOutOfRange` for an offset from the end on, `NotARecord` for an
         offset at which no message starts, and `Damaged` if the message cannot be read.

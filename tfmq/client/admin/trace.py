@@ -1,7 +1,7 @@
 """What the broker knows of one message: where it was sent, stored and delivered, and which groups are past it.
 
 Everything is read with the commands that other clients use, and nothing is changed: a read does not make messages
-durable, and no group gets an offset.
+durable, and no group gets an offset. What the user of the connection has no right to read is named as unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from tfmq.client.connection.requests import Topic, request, wait_for_reply
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.operation import Operation
-from tfmq.errors import BadRequest, Busy, Damaged, DecodeFailed, NotARecord, OffsetOutOfRange, UnknownPartition
+from tfmq.errors import (
+    BadRequest,
+    Busy,
+    Damaged,
+    DecodeFailed,
+    Forbidden,
+    NotARecord,
+    OffsetOutOfRange,
+    UnknownPartition,
+)
 from tfmq.message import Attribute, decode_attribute
 from tfmq.protocol import commands
 from tfmq.protocol.delayed_handle import parse_handle
@@ -83,7 +92,8 @@ class MessageTrace(NamedTuple):
     `transaction`: the committed transaction; None if it was applied together with others and cannot be told apart from
     them, and with the state "unknown" if the broker no longer knows it · `commit_lsn`: the LSN of the commit record of
     the last transaction that was appended together with it · `payload_bytes`: -1 for a tombstone · `groups`: only those
-    that read the topic · `unknown`: a sentence for each fact that cannot be known.
+    that read the topic; None if the user has no right to see groups · `unknown`: a sentence for each fact that cannot
+    be known.
     """
 
     topic: str
@@ -110,7 +120,7 @@ class MessageTrace(NamedTuple):
     delay: DelayTrace | None = None
     attempts: int = 0
     redrives: int = 0
-    groups: tuple[GroupProgress, ...] = ()
+    groups: tuple[GroupProgress, ...] | None = ()
     unknown: tuple[str, ...] = ()
 
     @property
@@ -206,12 +216,12 @@ class MessageTracer:
             end_offset=found.end_offset,
         )
         if offset < found.first_offset:
-            groups = yield from self._groups(partition, offset, None)
-            why = (
+            unknown = [
                 f"The message itself: {topic.name}-{partition} begins at offset {found.first_offset}, because retention"
                 " or a purge has removed what was before."
-            )
-            return known._replace(state="removed", groups=groups, unknown=(why,))
+            ]
+            groups = yield from self._groups(partition, offset, None, unknown)
+            return known._replace(state="removed", groups=groups, unknown=tuple(unknown))
         if found.offset != offset:
             raise NotARecord(
                 f"No message of {topic.name}-{partition} starts at offset {offset}; the one before it starts at"
@@ -219,16 +229,17 @@ class MessageTracer:
                 offset=offset,
             )
         message, trailer, last_id = yield from self._read_message(partition, offset)
-        unknown: list[str] = []
+        unknown = []
         attribute = _attribute(message, unknown)
         source = SOURCES.get(trailer.source_kind, SENT)
         transaction, delay = None, None
         is_last = message.id == last_id
         if source == "transaction":
-            found_transaction = yield from self._transaction(trailer.source_high)
-            in_it = is_last or _is_of_last_transaction(message.id, last_id, trailer, found_transaction)
-            transaction = found_transaction if in_it else None
-            unknown += _unknown_of_transaction(transaction, found_transaction)
+            found_transaction = yield from self._transaction(trailer.source_high, unknown)
+            if found_transaction is not None:
+                in_it = is_last or _is_of_last_transaction(message.id, last_id, trailer, found_transaction)
+                transaction = found_transaction if in_it else None
+                unknown += _unknown_of_transaction(transaction, found_transaction)
         elif source == "delay":
             delay = DelayTrace("delivered", trailer.source_high, is_last, trailer.append_time)
             unknown.append("Whether it was sent in a transaction: that is not stored with a delivered message.")
@@ -238,7 +249,7 @@ class MessageTracer:
                 )
         if transaction is None or not transaction.owner:
             unknown.append("The name of the client that sent it: the broker does not store that with a message.")
-        groups = yield from self._groups(partition, offset, message.ordinal)
+        groups = yield from self._groups(partition, offset, message.ordinal, unknown)
         return known._replace(
             next_offset=message.next_offset,
             ordinal=message.ordinal,
@@ -277,17 +288,30 @@ class MessageTracer:
             more, following = later.control.more_follows, reply.next
         return messages[0], block.control, last_id
 
-    def _transaction(self, lsn: int) -> Operation[TransactionDescription]:
-        """Return the transaction whose commit record is at `lsn`; its state is "unknown" if the broker forgot it."""
+    def _transaction(self, lsn: int, unknown: list[str]) -> Operation[TransactionDescription | None]:
+        """Return the transaction whose commit record is at `lsn`; its state is "unknown" if the broker forgot it.
+
+        None if the user has no right to see it; then the missing right is added to `unknown`.
+        """
         try:
             reply = yield from self._request(commands.DescribeTransaction("", 0, lsn))
             row = reply.description
         except BadRequest:  # a broker of an earlier release
             row = {}
+        except Forbidden as error:
+            unknown.append(f"Its transaction: {error.sentence}")
+            return None
         return transaction_description({"xid": "", "state": "unknown", **row})
 
-    def _groups(self, partition: int, offset: int, ordinal: int | None) -> Operation[tuple[GroupProgress, ...]]:
-        reply = yield from self._request(commands.ListGroups())
+    def _groups(
+        self, partition: int, offset: int, ordinal: int | None, unknown: list[str]
+    ) -> Operation[tuple[GroupProgress, ...] | None]:
+        """Return the groups that read the topic. If the user may not see them, return None and say so in `unknown`."""
+        try:
+            reply = yield from self._request(commands.ListGroups())
+        except Forbidden as error:
+            unknown.append(f"Which groups have passed it: {error.sentence}")
+            return None
         found = []
         for row in reply.groups:
             progress = yield from self._group(row["group"], row.get("live", False), partition, offset, ordinal)
@@ -373,6 +397,14 @@ class MessageTracer:
 
     def delivered(self, partition: int, described: DelayedDescription) -> Operation[MessageTrace]:
         """Describe the delivered message `described`, whose partition is known."""
+        try:
+            return (yield from self._search_delivered(partition, described))
+        except Forbidden as error:  # `write`, for example, is enough to ask for the handle, and not to read the topic
+            delay = DelayTrace("delivered", described.due_ms, handle=described.handle)
+            why = f"Where it is: {error.sentence}"
+            return MessageTrace(self._topic.name, partition, "delivered", delay=delay, groups=None, unknown=(why,))
+
+    def _search_delivered(self, partition: int, described: DelayedDescription) -> Operation[MessageTrace]:
         handle = str(described.details.get("handle_now", described.handle))
         parsed = parse_handle(handle)
         turn = parsed.due, parsed.number
