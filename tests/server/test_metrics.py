@@ -225,13 +225,16 @@ def test_transactions_and_delayed_messages_are_counted() -> None:
     began = broker.begin(stream, "x1")
     broker.send(stream, began)
     broker.prepare(began)
+    broker.clock.advance(2)
     broker.begin(broker.stream(), "x2")
+    broker.begin(broker.stream(), "x3")
     producer = broker.lease()
     broker.delay(producer, 0, [b"a", b"b"])
-    broker.clock.advance(5)
+    broker.clock.advance(3)
     found = samples_of(broker)
-    assert found['tfmq_transactions{state="prepared"}'] == 1 and found['tfmq_transactions{state="open"}'] == 1
+    assert found['tfmq_transactions{state="prepared"}'] == 1 and found['tfmq_transactions{state="open"}'] == 2
     assert found["tfmq_transaction_oldest_prepared_seconds"] == 5
+    assert found["tfmq_transaction_oldest_open_seconds"] == 3
     assert found["tfmq_delayed_messages"] == 2
     broker.advance(10)
     found = samples_of(broker)

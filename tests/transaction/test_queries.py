@@ -160,6 +160,23 @@ def test_status_counts_and_raises_the_alarm_by_age() -> None:
     assert rig.handler.status()["journal"] == "open"
 
 
+def test_status_has_the_age_of_the_open_transaction_that_began_first() -> None:
+    rig = Rig()
+    assert rig.handler.status()["oldest_open_seconds"] == 0
+    rig.prepared("a")
+    rig.advance(10)
+    first, _ = rig.begin("b"), rig.begin("c")
+    rig.advance(5)
+    rig.begin("d")
+    rig.advance(2)
+    assert rig.handler.status()["oldest_open_seconds"] == 7
+    rig.rollback(first)
+    assert rig.handler.status()["oldest_open_seconds"] == 7, "that of c"
+    rig.advance(1_000)
+    status = rig.handler.status()
+    assert (status["open"], status["oldest_open_seconds"]) == (0, 0), "their timeouts have ended"
+
+
 def test_status_and_ages_survive_a_start() -> None:
     rig = Rig(settings={"alarm_seconds": 100})
     rig.prepared("a")

@@ -244,6 +244,13 @@ METRICS: Final = (
         _broker("transactions", "oldest_prepared_seconds"),
     ),
     Metric(
+        "tfmq_transaction_oldest_open_seconds",
+        "gauge",
+        (),
+        "Age of the open transaction that began first; 0 without one. It is rolled back when its timeout ends.",
+        _broker("transactions", "oldest_open_seconds"),
+    ),
+    Metric(
         "tfmq_transaction_journal_bytes",
         "gauge",
         (),

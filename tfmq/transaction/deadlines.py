@@ -39,6 +39,11 @@ class EpochHeap:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
+    @property
+    def first_epoch(self) -> int | None:
+        """The epoch that was added first of those that are in the map; None if the map is empty."""
+        return next(iter(self._values), None)
+
 
 class Deadlines(EpochHeap):
     """Deadlines by epoch, on the monotonic clock. When a deadline passes, it is removed and `expired(epoch)` called."""

@@ -185,13 +185,23 @@ class TransactionQueries:
         parked = [each for each in applier.blocked_targets().items() if applier.has_target(each[0], progress)]
         return {applier.target_name(key): why for key, why in parked[:TARGETS_DESCRIBED]}
 
+    def _age_seconds(self, time_ms: float | None) -> int:
+        return 0 if time_ms is None else int(max(0, self._active.clock.wall_ms() - time_ms)) // 1000
+
+    def _oldest_open_ms(self) -> int | None:
+        """Return when the oldest open transaction began, by wall-clock time; None without one."""
+        epoch = self._active.open_timeouts.first_epoch
+        transaction = None if epoch is None else self._store.transactions.get(epoch)
+        return None if transaction is None else transaction.origin.began_ms
+
     def status(self) -> dict[str, Any]:
         """Return the part "transactions" of the reply to STATUS."""
         counts, active = self._store.state_counts, self._active
         oldest_ms = active.prepared_ms.lowest
-        age_seconds = 0 if oldest_ms is None else max(0, active.clock.wall_ms() - oldest_ms) // 1000
+        age_seconds = self._age_seconds(oldest_ms)
         return {
             "open": counts[states.OPEN],
+            "oldest_open_seconds": self._age_seconds(self._oldest_open_ms()),
             "prepared": len(active.prepared_ms),
             "applying": counts[states.APPLYING] + active.applier.blocked_count,
             "heuristic": sum(counts[each] for each in states.HEURISTIC_STATES),
