@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -350,3 +351,26 @@ def test_scrapes_share_one_survey_and_surveys_have_pauses_between_them() -> None
     reactor.advance(PAUSE_SECONDS)
     scraper.scrape()
     assert len(gathered) == 3, "after the pause at once"
+
+
+def test_a_scrape_that_fails_does_not_keep_later_ones_waiting() -> None:
+    """The figures of the process are in /proc, which cannot be read while no file can be opened."""
+    gathered: list[Any] = []
+    failures = [OSError(24, "Too many open files") for _ in range(2)]
+
+    def figures() -> dict[str, Any]:
+        if failures:
+            raise failures.pop()
+        return dict(PROCESS)
+
+    survey: Any = SimpleNamespace(gather=lambda server, done: gathered.append(server))
+    reactor = FakeReactor()
+    scraper = Scraper(survey, figures, lambda work, done: None, reactor.callLater)
+    seen: list[Any] = []
+    for ending in range(1, 3):  # at once, and after a pause
+        scraper.scrape().addErrback(lambda failure: seen.append(failure.type))
+        reactor.advance(PAUSE_SECONDS * (ending - 1))
+        assert seen == [OSError] * ending and gathered == []
+    scraper.scrape()
+    reactor.advance(PAUSE_SECONDS)
+    assert len(gathered) == 1

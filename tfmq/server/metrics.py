@@ -364,8 +364,11 @@ class Scraper:
         return answer
 
     def _begin(self) -> None:
-        server = {**self._server_figures(), "cpu_seconds": time.process_time()}
-        self._survey.gather(server, self._gathered)
+        try:
+            server = {**self._server_figures(), "cpu_seconds": time.process_time()}
+            self._survey.gather(server, self._gathered)
+        except Exception as error:  # such as an OSError of /proc; later requests must not wait for this one
+            self._done(None, error)
 
     def _end_pause(self) -> None:
         self._is_pausing = False

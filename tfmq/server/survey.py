@@ -178,10 +178,11 @@ class Survey:
                 partition = broker.topics.find_partition(*key)
                 if partition is None:
                     continue
-                if len(questions) >= OFFSETS_MAX or len(pairs | {(group, topic)}) > GROUP_SERIES_MAX:
+                pair = group, topic
+                if len(questions) >= OFFSETS_MAX or (pair not in pairs and len(pairs) >= GROUP_SERIES_MAX):
                     left_out += 1
                     break
-                pairs.add((group, topic))
+                pairs.add(pair)
                 questions.append((group, topic, place, partition))
         figures.left_out["groups"] = left_out
         figures.members = dict(islice(broker.group_coordinator.member_counts(), GROUP_SERIES_MAX))
