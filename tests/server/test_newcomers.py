@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import time
@@ -19,7 +20,7 @@ from tests.server.test_session import Client
 from tests.server.wire import Wire
 from tfmq.config import load
 from tfmq.protocol import commands
-from tfmq.server.reactor import NEWCOMER_SHARE, NEWCOMER_SLICE_SECONDS, OTHERS_SECONDS, Turn, TurnReactor
+from tfmq.server.reactor import NEWCOMER_SHARE, NEWCOMER_SLICE_SECONDS, OTHERS_SECONDS, TURN_SECONDS, Turn, TurnReactor
 from tfmq.server.server import Server
 from tfmq.server.transport import ACCEPTS_MAX, Listener
 
@@ -76,6 +77,12 @@ class World:
         self.reactor.newcomers.addReader(made)
         return made
 
+    def busy(self, peer: Peer) -> None:
+        """Read from a peer whose request uses up the time of the turn."""
+        os.read(peer.read_end, 100)
+        self.done.append(peer.name)
+        self.turn.handling_seconds += 2 * TURN_SECONDS
+
     def poll(self) -> list[str]:
         """What one poll does."""
         self.done.clear()
@@ -122,6 +129,18 @@ def test_while_others_are_served_newcomers_have_a_share_of_the_time_and_alone_al
     assert world.now - cost - began >= cost / NEWCOMER_SHARE, "the pause, before the next one"
     world.now += OTHERS_SECONDS
     assert [len(world.work()) for _ in range(3)] == [1, 1, 1], "the other has nothing to do any more"
+
+
+def test_newcomers_are_served_although_every_turn_ends_before_all_others_are(world: World) -> None:
+    """Otherwise nobody could connect to a broker at its limit, and a probe of /live would end it."""
+    known, newcomer = [world.peer(f"known {number}") for number in range(3)], world.newcomer("new")
+    for each in known:
+        each.doRead = functools.partial(world.busy, each)  # type: ignore[method-assign]
+        each.come()
+    assert len(world.work()) == 1, "the turn has ended"
+    newcomer.come()
+    first, *others = world.work()
+    assert first.startswith("known") and others == ["new"]
 
 
 def test_what_newcomers_do_between_the_slices_counts_for_their_share(world: World) -> None:

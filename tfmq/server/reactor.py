@@ -145,8 +145,10 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
                 self._events_served += 1
                 self._doReadOrWrite(selectable, descriptor, event)
                 if turn is not None and turn.handling_seconds > TURN_SECONDS:
-                    # The poll is level-triggered, so the next poll reports the remaining events again.
+                    # The poll is level-triggered, so the next poll reports the remaining events again. Newcomers, which
+                    # are the last of them, have their slice all the same: under load every turn may end here.
                     self._was_too_short = True
+                    has_newcomers = has_newcomers or any(selectables.get(each) is newcomers for each, _ in events)
                     break
         if turn is not None and turn.is_requested:
             turn.run_hooks()
