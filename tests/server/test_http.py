@@ -26,12 +26,12 @@ from tests.e2e import commands as programs
 from tests.reactor import a_reactor, play
 from tests.server.fakes import FakeReactor
 from tests.server.wire import PATIENCE_SECONDS, Wire, running
-from tfmq import limits
+from tfmq import errors, limits
 from tfmq.broker.request_handler import RequestHandler
 from tfmq.config import Config, load, split_address
 from tfmq.protocol import commands
 from tfmq.server import health
-from tfmq.server.http import ROUTES, HttpServer, _Channel, find_route, is_own_host
+from tfmq.server.http import ROUTES, STATUS_OF_ERRORS, HttpServer, _Channel, find_route, is_own_host
 from tfmq.server.http_message import HEADERS, HttpAnswer, HttpContext, HttpRequest
 from tfmq.server.reactor import TurnReactor
 from tfmq.server.server import Server, listen_for_http
@@ -429,3 +429,28 @@ def test_a_large_answer_passes_tls_and_a_slow_reader(authority: Authority, monke
         return received
 
     assert play(story) == body
+
+
+def test_only_errors_that_no_user_causes_are_answered_as_those_of_the_server() -> None:
+    found: dict[int, set[str]] = {}
+    for kind in errors.CLASSES:
+        status = next((status for each, status in STATUS_OF_ERRORS if issubclass(kind, each)), 500)
+        found.setdefault(status, set()).add(kind.code)
+    transactions = {kind.code for kind in errors.CLASSES if issubclass(kind, errors.TransactionError)}
+    other = {"unknown_transaction", "transaction_too_large"}
+    assert found == {
+        400: {"bad_request", "not_a_record"},
+        401: {"login_failed"},
+        403: {"not_allowed", "forbidden"},
+        404: {"unknown_topic", "unknown_partition", "unknown_transaction", "unknown_schedule", "offset_out_of_range"},
+        409: {*(transactions - other), "topic_exists", "fenced", "log_truncated"},
+        413: {"message_too_large", "transaction_too_large"},
+        501: {"not_supported", "unknown_command"},
+        503: {"busy", "disk_full", "storage_stopped", "store_failed", "closed", "abandoned", "connection_failed"},
+        504: {"timed_out"},
+        # A producer or another end of the protocol does something wrong, and here that is the server itself.
+        500: {
+            *("error", "internal_error", "config_error", "damaged", "decode_failed", "delivery_failed"),
+            *("unknown_producer", "sequence_gap", "stale_producer", "bad_frame", "version_mismatch"),
+        },
+    }

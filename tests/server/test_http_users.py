@@ -51,6 +51,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with the users admin, watcher, reader (of orders) and nobody, and messages in `orders` and `secret`."""
     folder = tmp_path_factory.mktemp("users")
     users = [user("admin", "admin"), user("watcher", "monitor"), user("reader", "read:orders"), user("nobody")]
+    users.append(user("metered", "read:orders", bytes_per_second=1 << 20))
     save_users(str(folder / "users"), {each.name: each for each in users})
     with running(folder / "data", *HTTP, "--set", f"server.users={folder / 'users'}") as (process, address):
         with tfmq.Producer(f"tfmq://admin:right@{address[0]}:{address[1]}") as producer:
@@ -118,6 +119,24 @@ def test_no_view_shows_or_changes_what_the_user_may_not(url: str, view: ApiView)
 @pytest.mark.parametrize("path", ["overview", "rates"])
 def test_the_state_of_the_broker_needs_the_right_to_monitor(url: str, path: str) -> None:
     assert [Asked(url, f"/api/{path}", **basic(name)).status for name in ("reader", "watcher")] == [403, 200]
+
+
+def test_a_user_with_quotas_can_read_messages(url: str) -> None:
+    page = Asked(url, "/api/messages?topic=orders", **basic("metered"))
+    assert page.status == 200 and len(json.loads(page.body)["messages"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("message?topic=orders&partition=0&offset=999999", 404, "offset_out_of_range"),
+        ("message?topic=orders&partition=99&offset=0", 404, "unknown_partition"),
+        ("message?topic=orders&partition=0&offset=1", 400, "not_a_record"),
+    ],
+)
+def test_an_error_of_the_user_is_not_answered_as_one_of_the_server(url: str, path: str, status: int, code: str) -> None:
+    page = Asked(url, f"/api/{path}", **basic("admin"))
+    assert (page.status, json.loads(page.body)["error"]) == (status, code)
 
 
 def test_a_list_of_topics_and_groups_has_those_of_the_user(url: str) -> None:

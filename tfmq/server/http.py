@@ -25,10 +25,25 @@ from tfmq.config import is_loopback, split_address
 from tfmq.errors import (
     BadRequest,
     Busy,
+    Closed,
+    ConnectionFailed,
+    DiskFull,
+    Fenced,
     Forbidden,
     LoginFailed,
+    LogTruncated,
+    MessageTooLarge,
     NotAllowed,
+    NotSupported,
+    OffsetOutOfRange,
+    StorageStopped,
+    StoreFailed,
     TfmqError,
+    TimedOut,
+    TopicExists,
+    TransactionError,
+    TransactionTooLarge,
+    UnknownSchedule,
     UnknownTopic,
     UnknownTransaction,
 )
@@ -75,9 +90,26 @@ STATUS_OF_ERRORS: Final[tuple[tuple[type[TfmqError], int], ...]] = (
     (Forbidden, 403),
     (UnknownTopic, 404),
     (UnknownTransaction, 404),
+    (UnknownSchedule, 404),
+    (OffsetOutOfRange, 404),
+    (MessageTooLarge, 413),
+    (TransactionTooLarge, 413),
+    # The request contradicts what the broker has now.
+    (TransactionError, 409),
+    (TopicExists, 409),
+    (Fenced, 409),
+    (LogTruncated, 409),
+    (NotSupported, 501),
+    # The same request may succeed later.
     (Busy, 503),
+    (DiskFull, 503),
+    (StorageStopped, 503),
+    (StoreFailed, 503),
+    (Closed, 503),
+    (ConnectionFailed, 503),
+    (TimedOut, 504),
 )
-"""Status of an answer to a request whose handler raised such an error; 500 for any other."""
+"""Status of an answer to a request whose handler raised such an error: the first row that fits; 500 for any other."""
 
 
 def log_in(request: HttpRequest, right: str) -> HttpRequest:
