@@ -86,6 +86,9 @@ class LocalReply:
     def body_done(self) -> None:
         """Do nothing: the body belongs to the operation."""
 
+    def appended(self) -> None:
+        """Do nothing: requests of this process have no trace context."""
+
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
         whole = bytes(body) if isinstance(body, bytes | memoryview) else b"".join(body)
         try:
