@@ -1,4 +1,5 @@
-"""A broker with users, read and written by Spark; and what Spark shows of it: plans, its status store, its errors."""
+"""A broker with users, or with TLS, read and written by Spark; and what Spark shows of it: plans, its status store, its
+errors."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.certificates import Authority
 from tests.e2e import commands
 from tools.rigs.live_server import LiveServer
 
@@ -55,3 +57,25 @@ def test_a_wrong_password_is_told_once_and_not_shown(spark: Any, server: LiveSer
     with pytest.raises(Exception, match="The broker did not accept the login") as caught:
         spark.read.format("tfmq").options(**options, subscribe=topic).load().collect()
     assert "wr0ng" not in str(caught.value)
+
+
+def test_spark_reads_and_writes_over_tls(spark: Any, tmp_path: Path, topic: str, authority: Authority) -> None:
+    """Driver and tasks: each has connections of its own, and accepts only a broker that the authority has signed."""
+    pair, client = authority.issue("localhost"), authority.issue("spark")
+    settings = [f"server.tls_certificate={pair.certificate}", f"server.tls_key={pair.key}"]
+    made = LiveServer(tmp_path / "data", *settings, f"server.tls_client_ca={authority.ca}", "topics.partitions=2")
+    made.start()
+    try:
+        port = made.address.rpartition(":")[2]
+        options = {
+            "servers": f"tfmqs://localhost:{port}?ca={authority.ca}&certificate={client.certificate}&key={client.key}"
+        }
+        rows = spark.createDataFrame([(bytearray(b"a"),), (bytearray(b"b"),)], "value binary")
+        rows.write.format("tfmq").mode("append").options(**options, topic=topic).save()
+        frame = spark.read.format("tfmq").options(**options, subscribe=topic).load()
+        assert sorted(bytes(row.value) for row in frame.select("value").collect()) == [b"a", b"b"]
+        plain = spark.read.format("tfmq").options(servers=f"tfmq://localhost:{port}", subscribe=topic)
+        with pytest.raises(Exception, match="tfmqs://"):
+            plain.load().collect()
+    finally:
+        made.stop()
