@@ -10,7 +10,7 @@ export class ApiError extends Error {
 
 let token = null;
 
-/** Who uses the page: {user, has_users, is_logged_in, token}. The token is what another site's page cannot have. */
+/** Who uses the page: {user, token}. The token is what another site's page cannot have. */
 export async function session() {
   const found = await call("session");
   token = found.token;
