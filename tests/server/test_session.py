@@ -447,3 +447,18 @@ def test_authenticate_without_users_or_before_hello_is_refused() -> None:
     first = Client(hello=False, access=Access())
     first.say(commands.Authenticate("SCRAM-SHA-256", b""))
     assert first.replies()[0][2] == "bad_request" and first.ended
+
+
+def test_a_pause_for_a_quota_lasts_as_long_as_the_last_request_asked_for_and_ends_with_the_connection() -> None:
+    client = Client()
+    quiet = len(client.net.reactor.getDelayedCalls())
+    for seconds in (1.0, 2.0, 3.0):
+        client.session.pause_for(seconds)
+    assert len(client.net.reactor.getDelayedCalls()) == quiet + 1
+    client.net.reactor.advance(2.9)
+    assert client.connection not in client.net.reactor.readers
+    client.net.reactor.advance(0.2)
+    assert client.connection in client.net.reactor.readers
+    client.session.pause_for(1_000_000.0)
+    client.session.connectionLost(None)
+    assert not any(each.time > 100_000 for each in client.net.reactor.getDelayedCalls())

@@ -1,9 +1,9 @@
 """A session: decodes the frames of one connection into requests, and sends the replies.
 
 The first command must be HELLO, and where the server has users, AUTHENTICATE follows until the login is done; before
-that only small frames are accepted. After an error reply the session
-continues, unless the error's class sets `closes`. Replies are sent in the order in which the broker completes requests.
-The body of a request stays in the receive buffer until the broker calls `Reply.body_done`, or the reply is sent.
+that only small frames are accepted. After an error reply the session continues, unless the error's class sets `closes`.
+Replies are sent in the order in which the broker completes requests. The body of a request stays in the receive buffer
+until the broker calls `Reply.body_done`, or the reply is sent.
 """
 
 from __future__ import annotations
@@ -151,6 +151,8 @@ class Session:
         self._on_close: dict[Callable[[], None], None] = {}
         self._hello_timer: Any = None
         """Ends the session if HELLO and the login are not done in time; None when they are."""
+        self._quota_timer: Any = None
+        """Ends the pause of `pause_for`; None if there was none."""
         self._login: Login | None = None
         self.account: Account | None = None
         """The user that has logged in; None on a server without users."""
@@ -173,6 +175,8 @@ class Session:
         """Call every callback that was registered with `on_close`."""
         self.is_closed = True
         self._cancel_hello_timer()
+        if self._quota_timer is not None and self._quota_timer.active():
+            self._quota_timer.cancel()  # a large debt would keep the closed connection in memory for a long time
         self._context.closed(self)
         callbacks, self._on_close = self._on_close, {}
         for callback in callbacks:
@@ -262,9 +266,14 @@ class Session:
         return "" if self.account is None else self.account.name
 
     def pause_for(self, seconds: float) -> None:
-        """Read nothing from the client for this time."""
+        """Read nothing from the client for this time from now on. It replaces the time of an earlier call."""
+        # Several requests of one read ask for it. A timer for each would end the pause at the first of them, and let
+        # as many reads through as there were requests.
+        if self._quota_timer is not None and self._quota_timer.active():
+            self._quota_timer.reset(seconds)
+            return
         self.transport.pause(PAUSED_FOR_QUOTA)
-        self._context.call_later(seconds, partial(self.transport.resume, PAUSED_FOR_QUOTA))
+        self._quota_timer = self._context.call_later(seconds, partial(self.transport.resume, PAUSED_FOR_QUOTA))
 
     # Methods that `Reply` calls
 
