@@ -67,7 +67,7 @@ UNSENT_SECONDS = Limit(10, "seconds", "how long such a client may read nothing",
 HELLO_SECONDS = Limit(10, "seconds", "an idle connection does not count against the limit without end", cap=300)
 CONNECTIONS = Limit(10_000, "connections", "file descriptors and memory", cap=100_000)
 CONNECTIONS_BEFORE_LOGIN = Limit(
-    1_000, "connections", "that have not logged in, where users are set: a new one replaces the oldest", cap=100_000
+    1_000, "connections", "that have not sent HELLO, or not logged in: a new one replaces the oldest", cap=100_000
 )
 LOGIN_MESSAGE_BYTES = Limit(4 * KIB, "bytes", "one message of a login; a proof has about 200")
 
