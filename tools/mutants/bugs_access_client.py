@@ -81,8 +81,8 @@ ACCESS_CLIENT: Final = (
         "wrong-address-quoted-with-its-password",
         "a wrong address that may have a password is not quoted",
         ADDRESS,
-        "            if may_have_password and not",
-        '            if "@" in part and not',
+        "            if may_have_password:\n",
+        '            if "@" in part:\n',
         [ADDRESSES],
     ),
     Mutant(
@@ -97,8 +97,8 @@ ACCESS_CLIENT: Final = (
         "user-not-inherited",
         "in a list the user of an address holds until the next one",
         ADDRESS,
-        "            if at:\n                credentials = _parse_credentials(user)\n",
-        "            credentials = _parse_credentials(user) if at else None\n",
+        "            if at:\n                credentials = _parse_credentials(user, scheme)\n",
+        "            credentials = _parse_credentials(user, scheme) if at else None\n",
         [ADDRESSES],
     ),
     Mutant(
