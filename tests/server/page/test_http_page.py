@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +140,7 @@ REFUSED: dict[str, dict[str, str | None]] = {
     "the token of another cookie": {"cookie": "%s=" + "ab" * 16},
     "no origin": {"origin": None},
     "an unknown origin": {"origin": "null"},
+    "no valid origin": {"origin": "http://["},
     "another site": {"origin": "http://evil.example"},
     "another port": {"origin": "http://127.0.0.1:1"},
     "a form": {"content_type": "application/x-www-form-urlencoded"},
@@ -170,6 +172,12 @@ def test_the_cookie_is_not_for_scripts_nor_for_other_sites(server: PageServer) -
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {each.strip() for each in visitor.cookie.split(";")}
     again = Answer(server, "/api/session", cookie=visitor.headers["cookie"])
     assert again.json["token"] == visitor.headers["x_tfmq_token"]
+
+
+def test_a_cookie_with_other_characters_is_not_taken_over(server: PageServer) -> None:
+    name = Visitor(server).headers["cookie"].partition("=")[0]
+    answer = Answer(server, "/api/session", cookie=f'{name}="{"x" * 17}; Domain=a.b; \\054"')
+    assert re.fullmatch(rf"{name}=[0-9a-f]{{32}}; Path=/; HttpOnly; SameSite=Strict", answer.headers["Set-Cookie"])
 
 
 @pytest.mark.parametrize("view", [each for each in VIEWS if each.method == "POST"], ids=lambda each: each.path)

@@ -8,6 +8,7 @@ only a page of this site can read.
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Callable, Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 TOKEN_HEADER: Final = "x-tfmq-token"
 SECRET_BYTES: Final = 32
 COOKIE_BYTES: Final = 16
-COOKIE_CHARACTERS: Final = 2 * COOKIE_BYTES
+_COOKIE: Final = re.compile(f"[0-9a-f]{{{2 * COOKIE_BYTES}}}")
 WRONG_SITE: Final = "The request does not come from a page of this server."
 STALE_PAGE: Final = "The page is older than the server's start: load it again."
 
@@ -35,7 +36,7 @@ class PageTokens:
     def cookie_of(self, headers: Mapping[str, str]) -> str | None:
         """Return the value of the page's cookie in the headers of a request; None without a valid one."""
         value = read_cookie(headers, self.cookie_name)
-        return value if value is not None and len(value) == COOKIE_CHARACTERS else None
+        return value if value is not None and _COOKIE.fullmatch(value) else None
 
     def new_cookie(self) -> str:
         return self._randomness(COOKIE_BYTES).hex()
@@ -51,7 +52,7 @@ class PageTokens:
         """Return why a POST with these headers is refused, WRONG_SITE or STALE_PAGE; None if it is accepted."""
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return WRONG_SITE
-        if urlsplit(headers.get("origin", "")).netloc.lower() != headers.get("host", "").lower():
+        if _host_of(headers.get("origin", "")) != headers.get("host", "").lower():
             return WRONG_SITE
         if headers.get("sec-fetch-site", "same-origin") != "same-origin":
             return WRONG_SITE
@@ -59,6 +60,14 @@ class PageTokens:
         if cookie is None or not hmac.compare_digest(self.token_of(cookie).encode(), token.encode("utf-8", "replace")):
             return STALE_PAGE
         return None
+
+
+def _host_of(origin: str) -> str:
+    """Return host and port of an Origin header; "" if it is not valid."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def read_cookie(headers: Mapping[str, str], name: str) -> str | None:
