@@ -45,7 +45,7 @@ NEEDED: dict[str, str] = {
     "LEAVE_GROUP": "group:billing",
     "COMMIT_OFFSETS": "group:billing",
     "READ_OFFSETS": "group:billing",
-    "LIST_GROUPS": "monitor",
+    "LIST_GROUPS": "",
     "DESCRIBE_GROUP": "group:billing",
     "RESET_GROUP": "manage-group:billing",
     "DELETE_GROUP": "manage-group:billing",
@@ -181,6 +181,22 @@ def test_a_list_of_all_topics_has_only_those_that_the_user_may_see() -> None:
     rig = Rig("write:or*")
     rig.ask(commands.Metadata())
     assert rig.executed[0][0].topics == ["orders"]
+
+
+def test_a_list_of_groups_has_only_those_that_the_user_may_see() -> None:
+    rows: list[Any] = [{"group": "billing"}, {"group": "secret"}]
+    for right, seen in (
+        ("group:bill*", rows[:1]),
+        ("manage-group:secret", rows[1:]),
+        ("monitor", rows),
+        ("read:*", []),
+    ):
+        rig, shown = Rig(right), []
+        rig.ask(commands.ListGroups())
+        reply = rig.executed[0][1]
+        reply._reply.ok = lambda groups, body, shown=shown: shown.extend(groups)
+        reply.ok(rows)
+        assert shown == seen
 
 
 def test_unknown_handles_and_wrong_ones_reach_the_broker_or_are_refused() -> None:

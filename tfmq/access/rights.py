@@ -109,6 +109,7 @@ class Rights:
 # What each command needs
 
 SEE: Final = (READ, WRITE, MANAGE, MONITOR)
+SEE_GROUP: Final = (GROUP, MANAGE_GROUP, MONITOR)
 Rule = Callable[[Any], Sequence[Need]]
 NOTHING: Final[Rule] = lambda request: ()  # noqa: E731
 """The rule of a command that every user may send, and of those that only concern its own connection."""
@@ -203,8 +204,9 @@ RULES: Final[Mapping[type[Any], Rule]] = {
     commands.LeaveGroup: _group(GROUP),
     commands.CommitOffsets: _group(GROUP),
     commands.ReadOffsets: _group(GROUP, MONITOR),
-    commands.ListGroups: _any(MONITOR),
-    commands.DescribeGroup: _group(GROUP, MANAGE_GROUP, MONITOR),
+    # Answered with the groups that the user may see (`AccessControl`).
+    commands.ListGroups: NOTHING,
+    commands.DescribeGroup: _group(*SEE_GROUP),
     commands.ResetGroup: _group(MANAGE_GROUP),
     commands.DeleteGroup: _group(MANAGE_GROUP),
     # Transactions belong to the user who began them: `Guard` compares the users.

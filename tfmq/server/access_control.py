@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from journal.clock import Clock
 from tfmq.access.quotas import Usage
-from tfmq.access.rights import RULES, SEE, TRANSACTIONS, WRITE, Need, Right
+from tfmq.access.rights import RULES, SEE, SEE_GROUP, TRANSACTIONS, WRITE, Need, Right
 from tfmq.access.scram import Keys, Login, decoys, is_password
 from tfmq.access.users import User, check_user_name, load_users
 from tfmq.broker.reply import Body, Buffers, Randomness, Reply
@@ -201,6 +201,8 @@ class AccessControl:
         kind = type(request)
         if kind is commands.Metadata and request.topics is None:
             request = request._replace(topics=self._visible_topics(account))
+        elif kind is commands.ListGroups:
+            reply = _VisibleGroupsReply(reply, account)
         if account.usage.is_limited and kind in CHARGED:
             wait_seconds = account.usage.wait_seconds()
             if wait_seconds > 0 and not (kind is commands.Produce and request.acks == commands.ACKS_NONE):
@@ -296,6 +298,22 @@ class _ChargingReply:
         size = len(body) if isinstance(body, bytes | memoryview) else sum(map(len, body))
         self._usage.take(size, 0)
         self._reply.ok(*fields, body=body)
+
+
+class _VisibleGroupsReply:
+    """Wrapper around the `Reply` to LIST_GROUPS that leaves out the groups that the user may not see."""
+
+    def __init__(self, reply: Reply, account: Account) -> None:
+        self._reply, self._account = reply, account
+        self.body_done, self.error, self.appended = reply.body_done, reply.error, reply.appended
+
+    @property
+    def correlation(self) -> int:
+        return self._reply.correlation
+
+    def ok(self, *fields: Any, body: Buffers = b"") -> None:
+        allow = self._account.allow
+        self._reply.ok([row for row in fields[0] if allow(Need(SEE_GROUP, row["group"]))], body=body)
 
 
 def _messages_of(request: commands.Transact) -> int:

@@ -48,6 +48,14 @@ ACCESS: Final = (
         [RIGHTS],
     ),
     Mutant(
+        "all-groups-listed",
+        "a list of all groups has only those that the user may see",
+        CONTROL,
+        "        elif kind is commands.ListGroups:\n",
+        "        elif False:\n",
+        [RIGHTS],
+    ),
+    Mutant(
         "all-topics-listed",
         "a list of all topics has only those that the user may see",
         CONTROL,
