@@ -16,7 +16,8 @@ from tfmq.protocol import commands
 from tfmq.protocol.commands import COMMANDS, Command
 from tfmq.protocol.delayed_handle import Handle, format_handle
 from tfmq.protocol.schema import ByteString, Flag, Integer, Kind, ListOf, Map, Name, Optional, Record, Text
-from tfmq.server.access_control import AccessControl, Account
+from tfmq.server import access_control
+from tfmq.server.access_control import AccessControl, Account, GivenIds
 
 KEYS = Keys(b"salt", 4096, b"\0" * 32, b"\0" * 32)
 NO_QUOTAS = Quotas()
@@ -35,7 +36,7 @@ NEEDED: dict[str, str] = {
     "RESUME_PARTITION": "manage:orders",
     "TRUNCATE": "manage:orders",
     "SET_TOPIC": "manage:orders",
-    "LEASE_PRODUCER_IDS": "",
+    "LEASE_PRODUCER_IDS": "write:*",
     "PRODUCE": "write:orders transactions",
     "SUCCEED_PRODUCER": "write:orders",
     "FETCH": "read:orders",
@@ -47,7 +48,7 @@ NEEDED: dict[str, str] = {
     "READ_OFFSETS": "group:billing",
     "LIST_GROUPS": "",
     "DESCRIBE_GROUP": "group:billing",
-    "RESET_GROUP": "manage-group:billing",
+    "RESET_GROUP": "manage-group:billing read:orders",
     "DELETE_GROUP": "manage-group:billing",
     "BEGIN_TRANSACTION": "group:billing",
     "PREPARE_TRANSACTION": "group:billing transactions",
@@ -133,8 +134,10 @@ class Rig:
         self.executed: list[Any] = []
         self.access = AccessControl("", self.execute, lambda: Broker(), SimpleNamespace(monotonic=now), bytes)  # type: ignore[arg-type, return-value]
         user = User("ann", KEYS, Rights(map(parse_right, rights)), quotas)
-        self.paused: list[float] = []
-        self.session: Any = SimpleNamespace(account=Account(user, now), identity="a test", pause_for=self.paused.append)
+        self.paused: list[tuple[float, Any]] = []
+        self.session: Any = SimpleNamespace(
+            account=Account(user, now), identity="a test", pause_for=lambda *pause: self.paused.append(pause)
+        )
 
     def execute(self, request: Any, body: Any, reply: Any, session: Any) -> None:
         self.executed.append((request, reply))
@@ -159,7 +162,7 @@ def test_every_command_needs_its_rights_and_each_of_them(command: Command) -> No
     assert Rig("admin").ask(request) is None
     for missing in needed:
         others = [each for each in needed if each != missing]
-        elsewhere = [f"{action}:other-*" for action, each in ACTIONS.items() if each.of]
+        elsewhere = [f"{action}:other-*" for action, each in ACTIONS.items() if each.of and missing != "write:*"]
         found = Rig(*others, *elsewhere).ask(request)
         assert isinstance(found, Forbidden) and missing.partition(":")[2] in found.sentence
     if not needed:
@@ -279,11 +282,55 @@ def test_what_is_read_counts_when_it_is_sent() -> None:
     assert rig.ask(commands.Ping()) is None  # costs nothing
 
 
-def test_a_send_without_an_answer_is_kept_and_reading_pauses_instead() -> None:
+def test_a_send_without_an_answer_waits_and_reading_pauses_meanwhile() -> None:
     rig = Rig("write:*", quotas=Quotas(bytes_per_second=1000))
     assert rig.ask(produce(commands.ACKS_NONE), b"x" * 2000) is None
-    assert rig.ask(produce(commands.ACKS_NONE), b"x" * 1000) is None
-    assert rig.paused == [1.0]
+    for _ in range(2):
+        rig.access.handle(produce(commands.ACKS_NONE), b"x" * 1000, Reply(), rig.session)
+    assert len(rig.executed) == 1 and [seconds for seconds, _ in rig.paused] == [1.0, 2.0]
+    rig.paused[0][1](True)
+    rig.paused[1][1](False)  # the connection was closed
+    assert len(rig.executed) == 2
+
+
+def test_sends_that_wait_have_a_limit_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_control, "HELD_BYTES_MAX", 1500)
+    rig = Rig("write:*", quotas=Quotas(bytes_per_second=1000))
+    assert rig.ask(produce(commands.ACKS_NONE), b"x" * 2000) is None
+    for _ in range(2):
+        rig.access.handle(produce(commands.ACKS_NONE), b"x" * 1000, Reply(), rig.session)
+    for _, then in rig.paused:
+        then(True)
+    assert len(rig.executed) == 2
+    rig.access.handle(produce(commands.ACKS_NONE), b"x" * 1000, Reply(), rig.session)
+    rig.paused[2][1](True)
+    assert len(rig.executed) == 3
+
+
+def test_producer_ids_belong_to_the_user_who_got_them() -> None:
+    ids = GivenIds()
+    ids.add(100, 10, "ann")
+    ids.add(110, 5, "ann")
+    ids.add(120, 1, "bob")
+    ids.add(115, 1, "cid")
+    assert [ids.user_of(each) for each in (99, 100, 114, 115, 116, 120, 121)] == [
+        None, "ann", "ann", "cid", None, "bob", None,
+    ]  # fmt: skip
+
+
+def test_many_producer_ids_of_one_user_do_not_hide_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_control, "GIVEN_RANGES_MAX", 10)
+    ids = GivenIds()
+    for first in range(100, 124, 2):
+        ids.add(first, 1, "bob")
+        ids.add(first + 1, 1, "ann" if first == 100 else "cid")
+    assert [ids.user_of(each) for each in (100, 101, 102, 104, 122)] == [None, "ann", None, "bob", "bob"]
+
+
+def test_an_id_for_delayed_messages_is_closed_only_by_those_who_may_send() -> None:
+    succeed = commands.SucceedProducer("", 0, 0, 7)
+    assert isinstance(Rig("read:*", "group:*").ask(succeed), Forbidden)
+    assert Rig("write:a").ask(succeed) is None
 
 
 def test_a_user_without_quotas_is_not_limited() -> None:

@@ -21,6 +21,7 @@ from tfmq.access.scram import ClientLogin, make_keys
 from tfmq.access.users import User, save_users
 from tfmq.errors import Busy, ConfigError, Forbidden, LoginFailed
 from tfmq.protocol import commands
+from tfmq.protocol.delayed_handle import Handle, format_handle
 from tfmq.server.access_control import PASSWORDS_PER_SECOND, AccessControl
 
 
@@ -60,7 +61,8 @@ class Rig:
 
     def admit(self, name: str) -> Any:
         session: Any = Session()
-        session.account = self.access.admit(session, name)
+        account = self.access._accounts.get(name)
+        session.account = self.access.admit(session, name, account.user.keys if account else None)
         return session
 
 
@@ -74,6 +76,25 @@ def test_another_file_applies_to_open_sessions(tmp_path: Path) -> None:
     assert rig.admit("dan").account.name == "dan"
     with pytest.raises(LoginFailed):
         rig.admit("cid")
+
+
+def test_a_login_that_began_with_another_password_does_not_end_after_the_change(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "users", user("ann"))
+    login, client = rig.access.new_login(), ClientLogin("ann", "right")
+    answer, _ = login.answer(client.first())
+    rig.load(user("ann", password="other"))
+    assert login.answer(client.final(answer))[1]
+    session: Any = Session()
+    with pytest.raises(LoginFailed):
+        rig.access.admit(session, "ann", login.keys)
+
+
+def test_what_a_killed_program_left_does_not_give_its_mode_to_the_file_of_users(tmp_path: Path) -> None:
+    left = tmp_path / "users.new"
+    left.write_text("")
+    left.chmod(0o666)
+    Rig(tmp_path / "users", user("ann"))
+    assert (tmp_path / "users").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_file_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
@@ -255,3 +276,68 @@ def test_a_fetch_that_waits_gets_nothing_after_the_right_to_read_was_taken(tmp_p
         answer = ann.receive()
         assert answer.header[0] == 0 and not answer.body
         assert code_of(ann, fetch) == "forbidden"
+
+
+def transact(topic: str, incarnation: int, producer: int, payload: bytes) -> tuple[commands.Transact, bytes]:
+    """Transaction 1 of a producer id: one message."""
+    send, body = batch(topic, incarnation, producer, 0, [payload])
+    row = commands.TransactionBatch(topic, incarnation, 0, 0, 1, len(body), send.blocks)
+    return commands.Transact(producer, 1, [row], []), body
+
+
+@pytest.mark.long
+def test_a_user_cannot_reach_what_others_send(tmp_path: Path) -> None:
+    """By producer ids, which are easy to guess, and by handles of delayed messages, which are easy to make up."""
+    path = tmp_path / "users"
+    users = [user("ann", "write:a", "read:a"), user("bob", "write:b", "read:b"), user("eve"), user("op", "admin")]
+    save_users(str(path), {each.name: each for each in users})
+    with running(tmp_path / "data", "--set", f"server.users={path}") as (_, address):
+        ann, bob, eve, op = (logged_in(address, each.name) for each in users)
+        a, b = op.topic("a"), op.topic("b")
+        assert code_of(eve, commands.LeaseProducerIds(1)) == "forbidden"
+        producer = ann.ask(commands.LeaseProducerIds(1))[0]
+        late = batch("b", b, producer, 0, [b"payload"])
+        in_an_hour = ((1 << 63) + 3_600_000).to_bytes(8, "big")
+        for request, body in (
+            transact("b", b, producer, b"payload"),
+            (late[0]._replace(due=in_an_hour), late[1]),
+            (commands.BeginTransaction(producer, 1, "", None, ""), b""),
+            (commands.Transact(producer, 1, [], []), b""),
+            (commands.SucceedProducer("", 0, 0, producer), b""),
+        ):
+            assert code_of(bob, request, body) == "forbidden"
+        assert not ann.ask(*transact("a", a, producer, b"payload"))[4]  # not a repetition
+        send, body = batch("a", a, ann.ask(commands.LeaseProducerIds(1))[0], 0, [b"payload"])
+        stored = ann.ask(send._replace(due=in_an_hour), body)[5]
+        own = Handle(stored[0], a << 24, int.from_bytes(stored[3], "big"), stored[2])
+        for spilled in (False, True):
+            made_up = format_handle(own._replace(log_id=b << 24))
+            assert bob.ask(commands.DescribeDelayed(made_up))[0]["state"] == "unknown"
+            assert bob.ask(commands.CancelDelayed(made_up)) == ["unknown"]
+            assert bob.ask(commands.RescheduleDelayed(made_up, 5)) == ["unknown", ""]
+            early = format_handle(own._replace(due=own.due - 1))
+            assert ann.ask(commands.CancelDelayed(early)) == ["unknown"]
+            if not spilled:
+                assert len(ann.ask(commands.ListDelayed("a"))[0]) == 1  # writes all to buckets
+        assert ann.ask(commands.DescribeDelayed(format_handle(own)))[0]["topic"] == "a"
+        state, moved = ann.ask(commands.RescheduleDelayed(format_handle(own), 1 << 62))
+        assert state == "rescheduled"
+        assert [ann.ask(commands.CancelDelayed(each)) for each in (format_handle(own), moved)] == [["cancelled"]] * 2
+
+
+@pytest.mark.long
+def test_other_connections_do_not_escape_a_quota(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    save_users(str(path), {"ann": user("ann", "write:a", bytes_per_second=20_000), "op": user("op", "admin")})
+    with running(tmp_path / "data", "--set", f"server.users={path}") as (_, address):
+        op, producer = logged_in(address, "op"), 0
+        a = op.topic("a")
+        began = time.monotonic()
+        for _ in range(20):
+            ann = logged_in(address, "ann")
+            producer = ann.ask(commands.LeaseProducerIds(1))[0]
+            ann.send(*batch("a", a, producer, 0, [b"x" * 10_000], commands.ACKS_NONE))
+            time.sleep(0.01)
+            ann.close()
+        end = op.ask(commands.Locate("a", a, 0, commands.BY_LATEST))[4]
+        assert end <= 20_000 * (time.monotonic() - began + 1) + 11_000

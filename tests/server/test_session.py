@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -350,7 +351,7 @@ class Access:
     def new_login(self) -> Any:
         return Login({"ann": self.user.keys}.get, decoys(b"x"))
 
-    def admit(self, session: Session, name: str) -> Account:
+    def admit(self, session: Session, name: str, keys: Any) -> Account:
         if self.full:
             raise Busy("no more")
         return Account(self.user, lambda: 0.0)
@@ -452,13 +453,16 @@ def test_authenticate_without_users_or_before_hello_is_refused() -> None:
 def test_a_pause_for_a_quota_lasts_as_long_as_the_last_request_asked_for_and_ends_with_the_connection() -> None:
     client = Client()
     quiet = len(client.net.reactor.getDelayedCalls())
+    ended: list[tuple[float, bool]] = []
     for seconds in (1.0, 2.0, 3.0):
-        client.session.pause_for(seconds)
+        client.session.pause_for(seconds, partial(lambda *end: ended.append(end), seconds))
     assert len(client.net.reactor.getDelayedCalls()) == quiet + 1
     client.net.reactor.advance(2.9)
     assert client.connection not in client.net.reactor.readers
+    assert not ended
     client.net.reactor.advance(0.2)
     assert client.connection in client.net.reactor.readers
-    client.session.pause_for(1_000_000.0)
+    client.session.pause_for(1_000_000.0, partial(lambda *end: ended.append(end), 4.0))
     client.session.connectionLost(None)
+    assert ended == [(1.0, True), (2.0, True), (3.0, True), (4.0, False)]
     assert not any(each.time > 100_000 for each in client.net.reactor.getDelayedCalls())

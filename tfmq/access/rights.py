@@ -73,6 +73,10 @@ def parse_right(text: str) -> Right:
     return Right(action, pattern)
 
 
+ANY: Final = "*"
+"""Name of a `Need` that a right for any object satisfies. It is no name of an object."""
+
+
 class Need(NamedTuple):
     """What a request needs: one of `actions` for the object `name`, "" for an action without an object."""
 
@@ -101,7 +105,7 @@ class Rights:
             return True
         for action in need.actions:
             pattern = self._patterns.get(action)
-            if pattern is not None and pattern.fullmatch(need.name if ACTIONS[action].of else ""):
+            if pattern is not None and (need.name == ANY or pattern.fullmatch(need.name if ACTIONS[action].of else "")):
                 return True
         return False
 
@@ -113,6 +117,10 @@ SEE_GROUP: Final = (GROUP, MANAGE_GROUP, MONITOR)
 Rule = Callable[[Any], Sequence[Need]]
 NOTHING: Final[Rule] = lambda request: ()  # noqa: E731
 """The rule of a command that every user may send, and of those that only concern its own connection."""
+
+
+SENDS: Final = Need((WRITE, GROUP), ANY)
+"""The need of what is of use only to those who may send something, or commit offsets in transactions."""
 
 
 def _topic(*actions: str) -> Rule:
@@ -139,7 +147,7 @@ def _produce(request: commands.Produce) -> Sequence[Need]:
 
 
 def _succeed(request: commands.SucceedProducer) -> Sequence[Need]:
-    return (Need((WRITE,), request.topic),) if request.topic else ()
+    return (Need((WRITE,), request.topic or ANY),)  # without a topic: an id for delayed messages of all topics
 
 
 def _topic_or_all(request: Any) -> Sequence[Need]:
@@ -155,11 +163,16 @@ def _heartbeat(request: commands.Heartbeat) -> Sequence[Need]:
     return [Need((GROUP,), request.group), *(Need((READ,), topic) for topic in topics)]
 
 
+def _reset(request: commands.ResetGroup) -> Sequence[Need]:
+    # The description of a group has the ends of the partitions in which it has offsets.
+    return [Need((MANAGE_GROUP,), request.group), *(Need(SEE, each.topic) for each in request.offsets)]
+
+
 def _begin(request: commands.BeginTransaction) -> Sequence[Need]:
     groups = [request.group] if request.group else []
     if request.member is not None:
         groups.append(request.member.group)
-    return [Need((GROUP,), group) for group in groups]
+    return [SENDS, *(Need((GROUP,), group) for group in groups)]
 
 
 def _with_offsets(request: Any) -> Sequence[Need]:
@@ -194,7 +207,7 @@ RULES: Final[Mapping[type[Any], Rule]] = {
     commands.ResumePartition: _topic(MANAGE),
     commands.Truncate: _topic(MANAGE),
     commands.SetTopic: _topic(MANAGE),
-    commands.LeaseProducerIds: NOTHING,
+    commands.LeaseProducerIds: lambda request: (SENDS,),
     commands.Produce: _produce,
     commands.SucceedProducer: _succeed,
     commands.Fetch: _topic(READ),
@@ -207,7 +220,7 @@ RULES: Final[Mapping[type[Any], Rule]] = {
     # Answered with the groups that the user may see (`AccessControl`).
     commands.ListGroups: NOTHING,
     commands.DescribeGroup: _group(*SEE_GROUP),
-    commands.ResetGroup: _group(MANAGE_GROUP),
+    commands.ResetGroup: _reset,
     commands.DeleteGroup: _group(MANAGE_GROUP),
     # Transactions belong to the user who began them: `Guard` compares the users.
     commands.BeginTransaction: _begin,

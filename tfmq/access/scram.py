@@ -86,6 +86,8 @@ class Login:
         self._step = 0
         self.name = ""
         """The user name that the client has sent."""
+        self.keys: Keys | None = None
+        """The keys with which the proof of the client is compared."""
         self.is_over = False
         """Whether the login is complete, or has failed."""
 
@@ -111,7 +113,7 @@ class Login:
 
     def _keys_of(self, name: str) -> tuple[bytes, bytes, bytes, int]:
         self.name = name
-        keys = self._find(name) or self._decoy(name)
+        self.keys = keys = self._find(name) or self._decoy(name)
         return keys.salt, keys.stored_key, keys.server_key, keys.iterations
 
 

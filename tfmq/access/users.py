@@ -14,7 +14,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from tfmq.access.quotas import QUOTA_MAX, Quotas
@@ -108,7 +108,9 @@ def save_users(path: str, users: Mapping[str, User]) -> None:
     """Replace the file of users. Raises OSError; then the old file is unchanged."""
     content = {"version": VERSION, "users": {name: _row(user) for name, user in sorted(users.items())}}
     new = f"{path}.new"
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    with suppress(FileNotFoundError):
+        os.unlink(new)  # what a killed program left, perhaps with other rights
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)

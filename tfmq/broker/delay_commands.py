@@ -164,7 +164,8 @@ class DelayCommands:
         handle = parse_handle(request.handle)
         done = self._quotas.reply_when_done(reply, session, lambda found: (found,))
         if self._is_own(handle):
-            self.queue.cancel(handle.log_id, _turn(handle), done)
+            then = partial(self.queue.cancel, handle.log_id, _turn(handle), done)
+            self._when_verified(handle, session, then, partial(done, UNKNOWN, None), partial(done, None))
         else:
             done(UNKNOWN, None)
 
@@ -173,7 +174,9 @@ class DelayCommands:
         done = self._quotas.reply_when_done(reply, session, partial(self._reschedule_fields, handle.log_id))
         if self._is_own(handle):
             due = request.due.to_bytes(DUE_BYTES, "big")
-            self.queue.reschedule(handle.log_id, _turn(handle), due, done)
+            then = partial(self.queue.reschedule, handle.log_id, _turn(handle), due, done)
+            unknown = partial(done, RescheduleResult(UNKNOWN), None)
+            self._when_verified(handle, session, then, unknown, partial(done, None))
         else:
             done(RescheduleResult(UNKNOWN), None)
 
@@ -184,7 +187,9 @@ class DelayCommands:
         handle = parse_handle(request.handle)
         done = self._quotas.reply_when_done(reply, session, partial(self._describe_fields, request.handle, handle))
         if self._is_own(handle):
-            self.queue.describe(handle.log_id, _turn(handle), done)
+            then = partial(self.queue.describe, handle.log_id, _turn(handle), done)
+            unknown = partial(done, MessageState(UNKNOWN, _turn(handle)), None)
+            self._when_verified(handle, session, then, unknown, partial(done, None))
         else:
             done(MessageState(UNKNOWN, _turn(handle)), None)
 
@@ -197,6 +202,31 @@ class DelayCommands:
         if found.turn != _turn(handle):
             known["handle_now"] = self._handle_text(handle.log_id, found.turn)
         return (known,)
+
+    def _when_verified(
+        self,
+        handle: Handle,
+        session: Session,
+        then: Callable[[], None],
+        unknown: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Call `then`; where the broker has users, only if the message is for the partition in its handle, else
+        `unknown`. The user's rights are those for that partition, and a handle with another one is easily made.
+        """
+        if not session.user:
+            then()
+            return
+
+        def verified(is_right: bool | None, error: BaseException | None) -> None:
+            if error is not None:
+                failed(error)
+            elif is_right:
+                then()
+            else:
+                unknown()
+
+        self.queue.verify(handle.log_id, _turn(handle), verified)
 
     def issuer_of(self, number: int) -> int:
         """Return the issuer in the handle of message `number`: a hash of node, delay store and arrival log epoch."""

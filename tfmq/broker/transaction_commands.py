@@ -194,6 +194,8 @@ class TransactionCommands:
         "" if it was begun while the broker had no users; None if there is no such transaction.
         """
         transaction = self.store.transactions.get(epoch) if epoch else self.store.by_xid.get(xid)
+        if transaction is None and xid:
+            transaction = self.store.find_pending_rollback(xid, epoch)
         return None if transaction is None else transaction.origin.user
 
     def describe(self, executor: BoundedExecutor, request: DescribeTransaction, reply: Reply, session: Session) -> None:

@@ -78,6 +78,31 @@ class MessageChanges:
     def is_idle(self) -> bool:
         return not self._running
 
+    # Whether a handle is right
+
+    def verify(self, key: int, turn: Turn, done: Callable[[bool | None, BaseException | None], None]) -> None:
+        """Pass to `done` whether the message `turn` is one for the log `key`; True if nothing can change it any more.
+
+        The other commands do not check this: whoever names another log in a handle reaches the message all the same.
+        """
+        now = Turn(*self.state.rescheduled.latest(*turn))
+        try:
+            state = self.state_of(key, now, self.arrival_log.log.whole_end[1])
+        except StorageStopped as error:
+            done(None, error)
+            return
+        if state != PENDING:
+            done(True, None)
+            return
+
+        def durable(error: BaseException | None) -> None:
+            if error is not None:
+                done(None, error)
+            else:
+                self.run(partial(self.target_queues.record_reader.is_for, key, now), done)
+
+        self._when_arrival_durable(now, durable)
+
     # Cancel
 
     def cancel(self, key: int, turn: Turn, done: CancelCallback) -> None:

@@ -147,6 +147,7 @@ class DelayQueue:
         self.append_failed = dispatcher.append_failed
         self.schedule_maintenance = dispatcher.schedule_maintenance
         self.cancel, self.reschedule = self._changes.cancel, self._changes.reschedule
+        self.verify = self._changes.verify
 
     # Requests for delayed messages
 

@@ -13,7 +13,7 @@ from journal.record.format import HEADER
 from tfmq.apply_target import RunInWorker
 from tfmq.delay.append_limits import SLICE_BYTES_MAX
 from tfmq.delay.arrivals.header import HEADER_ID
-from tfmq.delay.arrivals.log import ArrivalRecordReader, Records, VerifiedBlockCache
+from tfmq.delay.arrivals.log import ArrivalRecordReader, Records, VerifiedBlockCache, read_batches
 from tfmq.delay.buckets.format import ARRIVAL_LOG_ID, BUCKET_ID_SHIFT, POSITION_MASK
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.requests import Turn
@@ -75,6 +75,24 @@ class RecordReader:
             return None
         slot, position = row.locator >> BUCKET_ID_SHIFT, row.locator & POSITION_MASK
         return self._buckets.read(slot, [position], [row.number])[0]
+
+    def is_for(self, key: int, turn: Turn) -> bool:
+        """Return whether the pending message `turn` is one for the log `key`. Raises OSError, Closed."""
+        while True:
+            spilled = self._buckets.spilled_offset  # read first: a spill may end meanwhile
+            row = next(self._buckets.rows(turn, turn.due + 1, key.__eq__), None)
+            if row is not None and row.number == turn.number:
+                return True
+            try:
+                batches = read_batches(self._log, spilled, self._log.forced_offset, on_damage=lambda damage: None)
+                for each in batches:
+                    index = turn.number - each.first_number
+                    if 0 <= index < len(each.dues):
+                        return each.log_id == key and each.dues[index] == turn.due
+                return False
+            except BelowStart:
+                if spilled == self._buckets.spilled_offset:
+                    return False
 
     def _read_by_file(
         self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int, cached: bool

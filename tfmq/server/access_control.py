@@ -9,12 +9,13 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from journal.clock import Clock
 from tfmq.access.quotas import Usage
-from tfmq.access.rights import RULES, SEE, SEE_GROUP, TRANSACTIONS, WRITE, Need, Right
+from tfmq.access.rights import ADMIN, RULES, SEE, SEE_GROUP, TRANSACTIONS, WRITE, Need, Right
 from tfmq.access.scram import Keys, Login, decoys, is_password
 from tfmq.access.users import User, check_user_name, load_users
 from tfmq.broker.reply import Body, Buffers, Randomness, Reply
@@ -48,6 +49,15 @@ HANDLE_COMMANDS: Final = {
 }
 """Commands that name a delayed message by its handle, with the rights for its topic, one of which they need."""
 
+PRODUCER_COMMANDS: Final = frozenset(
+    (commands.Produce, commands.SucceedProducer, commands.BeginTransaction, commands.Transact)
+)
+"""Commands that name a producer id."""
+GIVEN_RANGES_MAX: Final = 10_000
+"""How many ranges of producer ids are remembered of each user, the newest ones."""
+
+HELD_BYTES_MAX: Final = 64 << 20
+"""Memory for sends without acknowledgements that wait because a quota is used up, of all users together."""
 PASSWORDS_PER_SECOND: Final = 20
 """How many passwords are checked in a second (HTTP). Each check takes about 5 ms of the broker's thread."""
 
@@ -63,7 +73,7 @@ class Session(Protocol):
 
     def on_close(self, callback: Callable[[], None]) -> None: ...
 
-    def pause_for(self, seconds: float) -> None: ...
+    def pause_for(self, seconds: float, then: Callable[[bool], None]) -> None: ...
 
     def end(self) -> None: ...
 
@@ -84,6 +94,43 @@ class Account:
         return self.user.rights.allow(need)
 
 
+class GivenIds:
+    """The producer ids that were given out since the start, and the user of each. No other user may send with them:
+    the broker would take what the other sends for a repetition, or what the owner sends then.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._rows: list[tuple[int, str]] = []
+        """For each range its end and its user, in the order of `_starts`."""
+        self._counts: dict[str, int] = {}
+
+    def add(self, first: int, count: int, user: str) -> None:
+        index = bisect_right(self._starts, first)
+        if index and self._rows[index - 1] == (first, user):
+            self._rows[index - 1] = (first + count, user)
+            return
+        self._starts.insert(index, first)
+        self._rows.insert(index, (first + count, user))
+        self._counts[user] = self._counts.get(user, 0) + 1
+        if self._counts[user] > GIVEN_RANGES_MAX:
+            self._forget_oldest(user, GIVEN_RANGES_MAX // 10)
+
+    def _forget_oldest(self, user: str, count: int) -> None:
+        own = [index for index, (_, name) in enumerate(self._rows) if name == user]
+        dropped = set(own[:count])
+        kept = [index for index in range(len(self._rows)) if index not in dropped]
+        self._starts, self._rows = [self._starts[each] for each in kept], [self._rows[each] for each in kept]
+        self._counts[user] -= count
+
+    def user_of(self, producer_id: int) -> str | None:
+        """Return the user; None for an id that was given out before the start, or is not remembered any more."""
+        index = bisect_right(self._starts, producer_id)
+        if not index or producer_id >= self._rows[index - 1][0]:
+            return None
+        return self._rows[index - 1][1]
+
+
 class AccessControl:
     """The users of a server, and the checks of their requests.
 
@@ -98,6 +145,8 @@ class AccessControl:
         self._accounts: dict[str, Account] = {}
         self._passwords_second, self._passwords = 0, 0
         self._secret = randomness(32)
+        self._given_ids = GivenIds()
+        self._held_bytes = 0
         self._checked: dict[str, tuple[Keys, bytes]] = {}
         """User -> the keys and a digest of the last password that was right for them."""
 
@@ -140,10 +189,12 @@ class AccessControl:
         account = self._accounts.get(name)
         return None if account is None else account.user.keys
 
-    def admit(self, session: Session, name: str) -> Account:
-        """Return the account of a user who has proved the password. Raises Busy above the quota of connections."""
+    def admit(self, session: Session, name: str, keys: Keys | None) -> Account:
+        """Return the account of a user who has proved the password of `keys`. Raises Busy above the quota of
+        connections, LoginFailed if the file of users has other keys since the login began.
+        """
         account = self._accounts.get(name)
-        if account is None:
+        if account is None or account.user.keys != keys:
             raise LoginFailed()
         most = account.user.quotas.connections
         if most and len(account.sessions) >= most:
@@ -209,13 +260,40 @@ class AccessControl:
                 reply.error(_quota_error(account, wait_seconds))
                 return
             if kind is commands.Fetch:
-                reply = _ChargingReply(reply, account.usage)
+                reply = _ObservedReply(reply, lambda fields, size: account.usage.take(size, 0))
             else:
-                account.usage.take(len(body), CHARGED[kind](request))
                 if wait_seconds > 0:
-                    # The client expects no reply that could tell it to wait, so the broker reads nothing meanwhile.
-                    session.pause_for(wait_seconds)
+                    self._hold(request, body, reply, session, wait_seconds)
+                    return
+                account.usage.take(len(body), CHARGED[kind](request))
+        if kind is commands.LeaseProducerIds:
+            reply = _ObservedReply(reply, lambda fields, size: self._given_ids.add(fields[0], fields[1], account.name))
+        elif kind is commands.SucceedProducer:
+            reply = _ObservedReply(reply, lambda fields, size: self._given_ids.add(fields[0], 1, account.name))
         self._handle(request, body, reply, session)
+
+    def _hold(self, request: Any, body: Body, reply: Reply, session: Session, seconds: float) -> None:
+        """Execute a send without an acknowledgement after this time, and read nothing from the client until then.
+
+        The client expects no reply that could tell it to wait. So that new connections in place of the paused ones do
+        not escape the quota, nothing is executed earlier; above HELD_BYTES_MAX in all, such sends are dropped.
+        """
+        account, size = session.account, len(body)
+        dropped = self._held_bytes + size > HELD_BYTES_MAX
+        own = b"" if dropped else bytes(body)
+        reply.body_done()
+        if account is not None and not dropped:
+            account.usage.take(size, CHARGED[type(request)](request))
+        self._held_bytes += len(own)
+
+        def then(is_open: bool) -> None:
+            self._held_bytes -= len(own)
+            if is_open and not dropped and self.allows(request, session.account):
+                self._handle(request, own, reply, session)
+            else:
+                reply.ok()  # it is silent
+
+        session.pause_for(seconds, then)
 
     def check(self, request: Any, reply: Reply, session: Session) -> bool:
         """Return whether the session's user has all rights that the request needs; if not, reply with the error."""
@@ -255,6 +333,10 @@ class AccessControl:
             if not account.allow(need):
                 return need
         kind = type(request)
+        if kind in PRODUCER_COMMANDS:
+            owner = self._given_ids.user_of(request.producer_id)
+            if owner not in (None, account.name) and owner in self._accounts and not account.user.rights.is_admin:
+                return Need((ADMIN,))
         if kind is commands.Produce:
             return None if request.transaction is None else self._not_owned(account, [("", request.transaction)])
         if kind in OWNER_COMMANDS:
@@ -283,11 +365,11 @@ class AccessControl:
         return [name for name in self._broker().topics if account.allow(Need(SEE, name))]
 
 
-class _ChargingReply:
-    """Wrapper around a `Reply` that charges the bytes of its body."""
+class _ObservedReply:
+    """Wrapper around a `Reply` that calls `observe(fields, bytes of the body)` before a positive reply."""
 
-    def __init__(self, reply: Reply, usage: Usage) -> None:
-        self._reply, self._usage = reply, usage
+    def __init__(self, reply: Reply, observe: Callable[[tuple[Any, ...], int], None]) -> None:
+        self._reply, self._observe = reply, observe
         self.body_done, self.error, self.appended = reply.body_done, reply.error, reply.appended
 
     @property
@@ -296,7 +378,7 @@ class _ChargingReply:
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
         size = len(body) if isinstance(body, bytes | memoryview) else sum(map(len, body))
-        self._usage.take(size, 0)
+        self._observe(fields, size)
         self._reply.ok(*fields, body=body)
 
 

@@ -61,8 +61,9 @@ class LocalSession:
     def resume(self) -> None:
         """Do nothing; see `pause`."""
 
-    def pause_for(self, seconds: float) -> None:
-        """Do nothing; see `pause`."""
+    def pause_for(self, seconds: float, then: Callable[[bool], None]) -> None:
+        """Continue at once: no operation sends without acknowledgements."""
+        then(True)
 
     @property
     def user(self) -> str:

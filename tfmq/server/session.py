@@ -9,6 +9,7 @@ until the broker calls `Reply.body_done`, or the reply is sent.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
@@ -146,6 +147,8 @@ class Session:
         self.identity = ""
         """The client's name, user and address, for display."""
         self._in_flight = 0
+        self._held: deque[Callable[[bool], None]] = deque()
+        """What waits for a quota (`pause_for`)."""
         self._in_flight_max = welcome.limits["requests_in_flight"]
         self.is_closed = False
         self._on_close: dict[Callable[[], None], None] = {}
@@ -178,6 +181,8 @@ class Session:
         if self._quota_timer is not None and self._quota_timer.active():
             self._quota_timer.cancel()  # a large debt would keep the closed connection in memory for a long time
         self._context.closed(self)
+        while self._held:
+            self._held.popleft()(False)
         callbacks, self._on_close = self._on_close, {}
         for callback in callbacks:
             try:
@@ -265,15 +270,25 @@ class Session:
     def user(self) -> str:
         return "" if self.account is None else self.account.name
 
-    def pause_for(self, seconds: float) -> None:
-        """Read nothing from the client for this time from now on. It replaces the time of an earlier call."""
+    def pause_for(self, seconds: float, then: Callable[[bool], None]) -> None:
+        """Read nothing from the client for this time from now on. It replaces the time of an earlier call.
+
+        After that time each `then(True)` is called, in the order of the calls; `then(False)` if the session ends first.
+        """
         # Several requests of one read ask for it. A timer for each would end the pause at the first of them, and let
         # as many reads through as there were requests.
+        self._held.append(then)
         if self._quota_timer is not None and self._quota_timer.active():
             self._quota_timer.reset(seconds)
             return
         self.transport.pause(PAUSED_FOR_QUOTA)
-        self._quota_timer = self._context.call_later(seconds, partial(self.transport.resume, PAUSED_FOR_QUOTA))
+        self._quota_timer = self._context.call_later(seconds, self._continue_held)
+
+    def _continue_held(self) -> None:
+        self._context.turn_wanted()
+        while self._held:
+            self._held.popleft()(True)
+        self.transport.resume(PAUSED_FOR_QUOTA)
 
     # Methods that `Reply` calls
 
@@ -353,7 +368,7 @@ class Session:
                 raise LoginFailed(f"The broker knows no login but {commands.MECHANISM_SCRAM}.")
             data, done = login.answer(request.data)
             if done:
-                self.account = access.admit(self, login.name)
+                self.account = access.admit(self, login.name, login.keys)
         except LoginFailed as error:
             login.is_over = True
             access.log_failed_login(login.name, self._peer)

@@ -74,7 +74,7 @@ PAGE: Final = (
         "the-origin-does-not-matter",
         "a change needs the Origin of this server",
         CROSS_SITE,
-        '        if urlsplit(headers.get("origin", "")).netloc.lower() != headers.get("host", "").lower():\n',
+        '        if _host_of(headers.get("origin", "")) != headers.get("host", "").lower():\n',
         '        if not headers.get("host", ""):\n',
         [HTTP],
     ),
