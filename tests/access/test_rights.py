@@ -197,9 +197,9 @@ def test_a_list_of_groups_has_only_those_that_the_user_may_see() -> None:
         rig, shown = Rig(right), []
         rig.ask(commands.ListGroups())
         reply = rig.executed[0][1]
-        reply._reply.ok = lambda groups, body, shown=shown: shown.extend(groups)
+        reply._reply.ok = lambda *fields, body, shown=shown: shown.append(fields)
         reply.ok(rows)
-        assert shown == seen
+        assert shown == [(seen, right != "monitor")]
 
 
 def test_unknown_handles_and_wrong_ones_reach_the_broker_or_are_refused() -> None:

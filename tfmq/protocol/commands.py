@@ -644,11 +644,12 @@ class ReadOffsetsReply(NamedTuple):
 
 
 class ListGroups(NamedTuple):
-    """List all groups."""
+    """List all groups that the user may see. `partial`: whether there may be others."""
 
 
 class ListGroupsReply(NamedTuple):
     groups: Annotated[list[dict[str, Any]], ListOf(Map(), limits.GROUPS.cap)]
+    partial: Boolean = False
 
 
 class DescribeGroup(NamedTuple):

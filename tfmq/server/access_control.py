@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from journal.clock import Clock
 from tfmq.access.quotas import Usage
-from tfmq.access.rights import ADMIN, RULES, SEE, SEE_GROUP, TRANSACTIONS, WRITE, Need, Right
+from tfmq.access.rights import ADMIN, MONITOR, RULES, SEE, SEE_GROUP, TRANSACTIONS, WRITE, Need, Right
 from tfmq.access.scram import Keys, Login, decoys, is_password
 from tfmq.access.users import User, check_user_name, load_users
 from tfmq.broker.reply import Body, Buffers, Randomness, Reply
@@ -395,7 +395,8 @@ class _VisibleGroupsReply:
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
         allow = self._account.allow
-        self._reply.ok([row for row in fields[0] if allow(Need(SEE_GROUP, row["group"]))], body=body)
+        rows = [row for row in fields[0] if allow(Need(SEE_GROUP, row["group"]))]
+        self._reply.ok(rows, not allow(Need((MONITOR,))), body=body)
 
 
 def _messages_of(request: commands.Transact) -> int:

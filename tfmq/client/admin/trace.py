@@ -306,17 +306,18 @@ class MessageTracer:
     def _groups(
         self, partition: int, offset: int, ordinal: int | None, unknown: list[str]
     ) -> Operation[tuple[GroupProgress, ...] | None]:
-        """Return the groups that read the topic. If the user may not see them, return None and say so in `unknown`."""
-        try:
-            reply = yield from self._request(commands.ListGroups())
-        except Forbidden as error:
-            unknown.append(f"Which groups have passed it: {error.sentence}")
-            return None
+        """Return the groups that read the topic. If the user may not see all of them, say so in `unknown`, and return
+        None in place of an empty list."""
+        reply = yield from self._request(commands.ListGroups())
         found = []
         for row in reply.groups:
             progress = yield from self._group(row["group"], row.get("live", False), partition, offset, ordinal)
             if progress is not None:
                 found.append(progress)
+        if reply.partial:
+            which = "Which other groups" if found else "Which groups"
+            unknown.append(f"{which} have passed it: that needs the right monitor.")
+            return tuple(found) or None
         return tuple(found)
 
     def _group(
