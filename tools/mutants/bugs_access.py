@@ -48,6 +48,22 @@ ACCESS: Final = (
         [RIGHTS],
     ),
     Mutant(
+        "handle-of-another-topic",
+        "a user reaches no delayed message with a handle that names another topic",
+        "tfmq/broker/delay_commands.py",
+        "        if not session.user:\n            then()\n            return\n",
+        "        then()\n        return\n",
+        [CONTROL_TESTS],
+    ),
+    Mutant(
+        "producer-id-of-another-user",
+        "a producer id belongs to the user who leased it",
+        CONTROL,
+        "            owner = self._given_ids.user_of(request.producer_id)\n",
+        "            owner = None\n",
+        [RIGHTS, CONTROL_TESTS],
+    ),
+    Mutant(
         "all-groups-listed",
         "a list of all groups has only those that the user may see",
         CONTROL,
