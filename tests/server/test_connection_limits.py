@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.buffers import Pool
-from tests.server.fakes import Net
+from tests.server.fakes import FakeReactor, Net
 from tfmq.server.connection_limits import (
+    EXPIRED_AT_ONCE,
+    EXPIRED_PAUSE_SECONDS,
     PARTIAL_FRAME_BYTES_AT_ONCE,
     PARTIAL_FRAME_BYTES_MIN,
     PARTIAL_FRAME_GROWTH,
     RECEIVING_BYTES_PLENTIFUL,
+    DeadlineQueue,
     PartialFrame,
     ReceiveArena,
     allocates_at_once,
@@ -161,3 +166,45 @@ def test_closing_gives_the_memory_back() -> None:
     net = Net()
     net.traffic.close()
     assert net.pool.stats().live_count == 0
+
+
+def queue_of_deadlines() -> tuple[FakeReactor, DeadlineQueue, list[str]]:
+    reactor = FakeReactor()
+    return reactor, DeadlineQueue(reactor.callLater, reactor.monotonic), []
+
+
+def test_deadlines_expire_at_their_time_in_order_unless_they_are_cancelled() -> None:
+    reactor, queue, ended = queue_of_deadlines()
+    made = []
+    for name in "abcd":
+        made.append(queue.call_later(10.0, partial(ended.append, name)))
+        reactor.advance(1)
+    made[1].cancel()
+    reactor.pump([1.0] * 5)
+    assert ended == []
+    reactor.pump([0.5] * 3)
+    assert (ended, made[0].active(), made[1].active(), made[2].active()) == (["a"], False, False, True)
+    reactor.pump([1.0] * 4)
+    assert ended == ["a", "c", "d"]
+    assert reactor.getDelayedCalls() == [], "no timer without a deadline"
+    queue.call_later(10.0, partial(ended.append, "e"))
+    reactor.pump([1.0] * 10)
+    assert ended[-1] == "e"
+
+
+def test_cancelled_deadlines_take_neither_a_timer_nor_memory() -> None:
+    reactor, queue, ended = queue_of_deadlines()
+    for _ in range(1000):
+        queue.call_later(10.0, partial(ended.append, "never")).cancel()
+        assert len(queue) <= 1 and len(reactor.getDelayedCalls()) == 1
+
+
+def test_few_deadlines_expire_at_a_time_and_one_that_fails_keeps_none_from_it() -> None:
+    reactor, queue, ended = queue_of_deadlines()
+    queue.call_later(1.0, lambda: ended.append(str(1 // 0)))
+    for number in range(3 * EXPIRED_AT_ONCE):
+        queue.call_later(1.0, partial(ended.append, f"{number}"))
+    reactor.advance(1.0)
+    assert len(ended) == EXPIRED_AT_ONCE - 1
+    reactor.pump([EXPIRED_PAUSE_SECONDS] * 3)
+    assert ended == [f"{number}" for number in range(3 * EXPIRED_AT_ONCE)]

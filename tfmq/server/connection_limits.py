@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -290,6 +291,83 @@ class ConnectionLimits:
         """Close the connection with the most unsent bytes, because the total is above UNSENT_BYTES_ALL."""
         worst = max(self._to_flush + list(self._monitored), key=lambda connection: connection.unsent_bytes)
         worst.cut_off(f"{self.unsent_bytes} bytes wait for all peers, the most for this one")
+
+
+EXPIRED_AT_ONCE = 8
+"""Deadlines handled in one call, so that others are served between the ends of many connections."""
+EXPIRED_PAUSE_SECONDS = 0.005
+
+
+class Deadline:
+    """A call that is due at some time. It has the methods of Twisted's DelayedCall that are needed."""
+
+    __slots__ = ("_function", "due")
+
+    def __init__(self, due: float, function: Callable[[], None]) -> None:
+        self.due = due
+        self._function: Callable[[], None] | None = function
+
+    def active(self) -> bool:
+        return self._function is not None
+
+    def cancel(self) -> None:
+        self._function = None
+
+    def expire(self) -> None:
+        function, self._function = self._function, None
+        if function is not None:
+            function()
+
+
+class DeadlineQueue:
+    """Deadlines that all have the same length, with one timer of the reactor.
+
+    Most deadlines are cancelled. A timer of the reactor that is cancelled stays in its heap until it is due or half of
+    the heap is cancelled, and removing these takes milliseconds when there are ten thousand. If a deadline is shorter
+    than an earlier one, it is late by the difference at most.
+    """
+
+    def __init__(
+        self, call_later: Callable[[float, Callable[[], None]], object], monotonic: Callable[[], float]
+    ) -> None:
+        self._call_later, self._monotonic = call_later, monotonic
+        self._deadlines: deque[Deadline] = deque()
+        self._is_scheduled = False
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> Deadline:
+        """Call `function()` after `seconds`, unless the returned deadline is cancelled."""
+        self._drop_cancelled()
+        deadline = Deadline(self._monotonic() + seconds, function)
+        self._deadlines.append(deadline)
+        self._schedule(seconds)
+        return deadline
+
+    def _drop_cancelled(self) -> None:
+        while self._deadlines and not self._deadlines[0].active():
+            self._deadlines.popleft()
+
+    def _schedule(self, seconds: float) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        self._is_scheduled = False
+        now = self._monotonic()
+        for _ in range(EXPIRED_AT_ONCE):
+            self._drop_cancelled()
+            if not self._deadlines or self._deadlines[0].due > now:
+                break
+            try:
+                self._deadlines.popleft().expire()
+            except Exception:
+                logger.exception("the end of a connection after its deadline failed")
+        self._drop_cancelled()
+        if self._deadlines:
+            self._schedule(max(EXPIRED_PAUSE_SECONDS, self._deadlines[0].due - now))
 
 
 DESCRIPTORS_KEPT = 256

@@ -163,9 +163,9 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
     doIteration = doPoll
 
 
-NEWCOMER_SLICE_SECONDS = 0.0003
+NEWCOMER_SLICE_SECONDS = 0.0001
 """Time for newcomers in one turn; the event that exceeds it is completed."""
-NEWCOMER_SHARE = 0.25
+NEWCOMER_SHARE = 0.15
 """Newcomers get at most this share of the broker's time while other connections are served."""
 NEWCOMER_EVENTS_MAX = 16
 """Maximum events of one poll of newcomers. Others are reported again by the next poll."""
@@ -221,8 +221,14 @@ class NewcomerReactor(EPollReactor):  # type: ignore[misc]
             self._others_until = now + OTHERS_SECONDS
         used, self._uncounted_seconds = now - began + self._uncounted_seconds, 0.0
         if now < self._others_until:
-            self._reactor.removeReader(self)
-            self._reactor.callLater(used * (1 / NEWCOMER_SHARE - 1), self._reactor.addReader, self)
+            # Not by removing and adding the descriptor: when an epoll is added to another one, the kernel looks for
+            # loops through all of its descriptors, which takes milliseconds with thousands of newcomers.
+            self._reactor._poller.modify(self.fileno(), 0)
+            self._reactor.callLater(used * (1 / NEWCOMER_SHARE - 1), self._resume)
+
+    def _resume(self) -> None:
+        if self.fileno() in self._reactor._reads:  # it is not while the main reactor ends
+            self._reactor._poller.modify(self.fileno(), select.EPOLLIN)
 
     def callLater(self, delay: float, function: Callable[..., object], *arguments: Any, **keywords: Any) -> Any:
         """Call the function later, for a newcomer: for example the end of a connection that is cut off."""

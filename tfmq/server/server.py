@@ -24,7 +24,7 @@ from tfmq.config import Config, split_address
 from tfmq.errors import BadFrame, Busy, ConfigError, NotAllowed, TfmqError
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import ACKS, header_bounds
-from tfmq.server.connection_limits import ConnectionLimits, connections_max
+from tfmq.server.connection_limits import ConnectionLimits, DeadlineQueue, connections_max
 from tfmq.server.health import RecoveryResponder
 from tfmq.server.reactor import AsyncFsync, Turn, WorkerThreads, reactor_of_newcomers
 from tfmq.server.session import RejectedConnection, Session, SessionContext
@@ -360,6 +360,7 @@ class Server:
             self._trim,
         )
         self.access = access_control(config, self._request_handler, clock, randomness)
+        self._hello_deadlines = DeadlineQueue(reactor_of_newcomers(reactor).callLater, clock.monotonic)
         self._before_login: dict[Session, float] = {}
         """Sessions whose HELLO or login is not done, in the order of their age, with the time of their connection."""
         self._tls_context: ssl.SSLContext | None = None
@@ -601,6 +602,7 @@ class Server:
             limits_sent=limits.limits_to_send(self.config.limits),
             acks=ACKS[self.config.server.acks],
             call_later=self._reactor.callLater,
+            hello_later=self._hello_deadlines.call_later,
             turn_wanted=self._turn.request_end,
             status=self._status,
             opened=self._session_opened,

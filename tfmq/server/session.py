@@ -78,6 +78,8 @@ class SessionContext(NamedTuple):
     """The users and their rights; None: everybody who can connect may do everything. With it, `handle` is its own."""
     greeted: Callable[[Session], None] = lambda session: None
     """Called when HELLO, and the login if there is one, are done."""
+    hello_later: Callable[[float, Callable[[], None]], Any] | None = None
+    """As `call_later`, for deadlines of HELLO and login, which all have the same length; None: `call_later`."""
 
 
 class Reply:
@@ -171,7 +173,8 @@ class Session:
         self._set_identity("")
         transport.setTcpNoDelay(True)
         transport.setTcpKeepAlive(True)
-        self._hello_timer = self._context.call_later(self._context.limits["hello_seconds"], self._hello_timed_out)
+        call_later = self._context.hello_later or self._context.call_later
+        self._hello_timer = call_later(self._context.limits["hello_seconds"], self._hello_timed_out)
         self._context.opened(self)
 
     def connectionLost(self, reason: Any) -> None:

@@ -34,7 +34,7 @@ BACKLOG = 1024
 """Connections that the system may queue before they are accepted: a thousand clients may connect at once."""
 UNSENT_BYTES_PAUSE = 8 << 20
 """While more bytes than this are unsent on a connection, its requests are not read, so that replies do not pile up."""
-ACCEPTS_MAX = 4
+ACCEPTS_MAX = 2
 """Connections accepted at a time, each in a tenth of a millisecond. Twisted would accept more at a time under load."""
 LINGER_SECONDS = 2.0
 """Time that a closed connection waits for its client to close too, so that a reset does not discard the last reply."""

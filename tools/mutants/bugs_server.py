@@ -9,6 +9,7 @@ from tools.mutants.mutant import Mutant
 FRAMES: Final = "tests/protocol/test_frames.py"
 SESSION: Final = "tests/server/test_session.py"
 NEWCOMERS: Final = "tests/server/test_newcomers.py"
+LIMITS: Final = "tests/server/test_connection_limits.py"
 TRANSPORT: Final = "tests/server/test_transport.py"
 SERVICE: Final = "tests/server/test_server.py"
 PACKING: Final = "tests/test_bounded_msgpack.py"
@@ -513,5 +514,29 @@ SERVER: Final = (
         "        if self._waiting:\n            self._begin()\n",
         "",
         ["tests/server/test_metrics.py::test_scrapes_share_one_survey_and_surveys_have_pauses_between_them"],
+    ),
+    Mutant(
+        "all-deadlines-at-once",
+        "few connections are ended at a time",
+        "tfmq/server/connection_limits.py",
+        "        for _ in range(EXPIRED_AT_ONCE):\n",
+        "        for _ in range(1 << 30):\n",
+        [f"{LIMITS}::test_few_deadlines_expire_at_a_time_and_one_that_fails_keeps_none_from_it"],
+    ),
+    Mutant(
+        "cancelled-deadlines-accumulate",
+        "cancelled deadlines take no memory",
+        "tfmq/server/connection_limits.py",
+        "        self._drop_cancelled()\n        deadline = Deadline(",
+        "        deadline = Deadline(",
+        [f"{LIMITS}::test_cancelled_deadlines_take_neither_a_timer_nor_memory"],
+    ),
+    Mutant(
+        "the-deadlines-after-the-first-are-forgotten",
+        "each deadline expires",
+        "tfmq/server/connection_limits.py",
+        "        self._is_scheduled = False\n        now = self._monotonic()\n",
+        "        now = self._monotonic()\n",
+        [f"{LIMITS}::test_deadlines_expire_at_their_time_in_order_unless_they_are_cancelled"],
     ),
 )
