@@ -1,0 +1,30 @@
+"""Errors inside the replication. Users see their sentences in the log, in `tfmq replica`, or at the start."""
+
+from __future__ import annotations
+
+
+class ReplicationError(Exception):
+    """Base of these errors. `str(error)` is a sentence or the part of one after a colon."""
+
+
+class StoreUnavailable(ReplicationError):
+    """The store cannot be reached, is full, or failed: the same call may succeed later.
+
+    A `put_new` that raises this may have stored the object.
+    """
+
+
+class StoreRefused(ReplicationError):
+    """The store refuses: wrong credentials, no bucket, no rights, no conditional puts. An operator has to act."""
+
+
+class InvalidObject(ReplicationError):
+    """An object of the store is damaged, forged, of a newer format, or missing although others refer to it."""
+
+
+class NewerObject(InvalidObject):
+    """An object was written by a newer version of tfmq."""
+
+
+class Deposed(ReplicationError):
+    """Another server has become primary: nothing that this one writes counts any more."""
