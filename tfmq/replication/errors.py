@@ -28,3 +28,7 @@ class NewerObject(InvalidObject):
 
 class Deposed(ReplicationError):
     """Another server has become primary: nothing that this one writes counts any more."""
+
+
+class SnapshotLost(ReplicationError):
+    """The folder changed too much while a snapshot was made: the snapshot has to begin again."""
