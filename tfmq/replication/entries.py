@@ -33,6 +33,8 @@ TERMS: Final = "terms/"
 MANIFESTS: Final = "manifests/"
 CHUNKS: Final = "chunks/"
 HANDOVERS: Final = "handovers/"
+SWEEPS: Final = "sweeps/"
+"""Objects that exist while a sweep reads the store's clock from their time."""
 IDENTITY_KEY: Final = "replica"
 """The object that says which data folder this prefix belongs to. It is the first one that is stored."""
 
@@ -54,6 +56,12 @@ def entries_prefix(term: int) -> str:
 
 def term_key(term: int) -> str:
     return f"{TERMS}{term:016d}"
+
+
+def parse_handover(key: str) -> int | None:
+    """Return the term in the key of a hand-over; None for other keys."""
+    number = key.removeprefix(HANDOVERS)
+    return int(number) if key.startswith(HANDOVERS) and _is_number(number) else None
 
 
 def handover_key(term: int) -> str:
@@ -94,7 +102,8 @@ class EntryKind(enum.IntEnum):
     BEGIN = 3
     """Slot 0 of a term."""
     BASE = 4
-    """The folder is from here on what a manifest describes, whatever it was before."""
+    """The folder is from here on what the manifest at this position describes, whatever it was before. No body: the
+    manifest is stored first, under the position that this entry then gets."""
 
 
 class Entry(NamedTuple):

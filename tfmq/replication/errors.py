@@ -26,9 +26,17 @@ class NewerObject(InvalidObject):
     """An object was written by a newer version of tfmq."""
 
 
+class NoReplica(InvalidObject):
+    """Nothing is replicated there, or not yet enough to make a folder from it."""
+
+
 class Deposed(ReplicationError):
     """Another server has become primary: nothing that this one writes counts any more."""
 
 
 class SnapshotLost(ReplicationError):
     """The folder changed too much while a snapshot was made: the snapshot has to begin again."""
+
+
+class SnapshotTooSlow(ReplicationError):
+    """The snapshot took so long that a sweep could delete chunks that it refers to. It was not stored: begin again."""

@@ -184,6 +184,11 @@ class OperationApplier:
         for path in list(self._open):
             self._close(path)
 
+    def discard(self) -> None:
+        """Close all files without an fsync, when the folder is made again or given up."""
+        while self._open:
+            self._open.popitem()[1].close()
+
     def _rename(self, source: str, target: str) -> None:
         for path in [each for each in self._open if is_below(each, source) or each == target]:
             self._close(path)
