@@ -1,0 +1,151 @@
+"""Sweep: delete what no restore within the history needs any more.
+
+Kept are the newest manifest that was stored before the history begins, all later ones, the entries after it, and the
+chunks that these manifests refer to. A chunk without a reference is deleted when it is older than the grace period,
+because a snapshot that is under way may refer to it (`tfmq.replication.snapshot`). All ages are by the clock of the
+store. Any number of sweeps may run at the same time, and a sweep may be interrupted anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from tfmq.replication.chain import read_chain
+from tfmq.replication.entries import (
+    CHUNKS,
+    ENTRIES,
+    HANDOVERS,
+    MANIFESTS,
+    SWEEPS,
+    TERMS,
+    Position,
+    manifest_key,
+    parse_handover,
+    parse_position,
+    parse_term,
+)
+from tfmq.replication.errors import InvalidObject, NewerObject, StoreUnavailable
+from tfmq.replication.manifest import decode_manifest, parse_chunk_name
+from tfmq.replication.snapshot import grace_seconds
+from tfmq.replication.store import Store, StoredObject
+
+LEFT_BEHIND_SECONDS: Final = 3600
+"""An older object of a sweep belongs to one that was interrupted."""
+
+
+class Swept(NamedTuple):
+    """What a sweep has deleted. `oldest`: position of the oldest manifest that restores may use; None without one.
+
+    `damage`: the sentence about a manifest that cannot be read. As long as it is kept, no chunks are deleted.
+    """
+
+    oldest: Position | None = None
+    manifests: int = 0
+    entries: int = 0
+    chunks: int = 0
+    chunk_bytes: int = 0
+    damage: str = ""
+
+
+def sweep(store: Store, *, history_seconds: float, random_bytes: Callable[[int], bytes]) -> Swept:
+    """Delete what is older than the history. Raises NoReplica, InvalidObject, StoreUnavailable, StoreRefused.
+
+    NewerObject: a newer version has stored a manifest, so that only that version knows what it needs.
+    """
+    # The time is read first: everything that is stored from here on counts as younger than it is.
+    now = read_time(store, random_bytes)
+    stored = {
+        position: each.modified for each in store.list(MANIFESTS) if (position := parse_position(each.key)) is not None
+    }
+    chain = read_chain(store)
+    references: set[tuple[bytes, bytes]] = set()
+    oldest: Position | None = None
+    damage = ""
+    for position in sorted(stored, reverse=True):
+        # From the newest downwards, up to the first that is old enough: all below it are not needed.
+        try:
+            found = _read_references(store, position)
+        except NewerObject:
+            raise
+        except InvalidObject as error:
+            damage = damage or str(error)
+            continue
+        if found is None:
+            continue  # another sweep has deleted it
+        references |= found
+        if stored[position] <= now - history_seconds and chain.counts(position):
+            oldest = position
+            break
+    if oldest is None:
+        entries = manifests = 0
+    else:
+        manifests = _delete_manifests(store, [position for position in stored if position < oldest])
+        entries = _delete_entries(store, oldest)
+        _delete_terms(store, oldest.term)
+    chunks, chunk_bytes = (0, 0) if damage else _delete_chunks(store, references, now - grace_seconds(history_seconds))
+    return Swept(oldest, manifests, entries, chunks, chunk_bytes, damage)
+
+
+def read_time(store: Store, random_bytes: Callable[[int], bytes]) -> float:
+    """Return the time by the clock of the store, in seconds since 1970."""
+    key = f"{SWEEPS}{random_bytes(8).hex()}"
+    store.put_new(key, b"\0")
+    times = {each.key: each.modified for each in store.list(SWEEPS)}
+    now = times.get(key)
+    if now is None:
+        raise StoreUnavailable(f"{store.name} does not list {key}, which was stored")
+    for each, modified in times.items():
+        if each == key or modified < now - LEFT_BEHIND_SECONDS:
+            store.delete(each)
+    return now
+
+
+def _read_references(store: Store, position: Position) -> set[tuple[bytes, bytes]] | None:
+    data = store.get(manifest_key(position))
+    if data is None:
+        return None
+    return {(chunk.digest, chunk.nonce) for chunk in decode_manifest(data, position).chunks()}
+
+
+def _delete_manifests(store: Store, positions: list[Position]) -> int:
+    for position in sorted(positions):
+        store.delete(manifest_key(position))
+    return len(positions)
+
+
+def _delete_entries(store: Store, oldest: Position) -> int:
+    """Delete the entries up to `oldest`. In ascending order, so that the rest is whole wherever this is interrupted."""
+    count = 0
+    for each in _all_up_to(store, oldest):
+        store.delete(each.key)
+        count += 1
+    return count
+
+
+def _all_up_to(store: Store, oldest: Position) -> Iterator[StoredObject]:
+    for each in store.list(ENTRIES):
+        position = parse_position(each.key)
+        if position is not None and position > oldest:
+            return
+        if position is not None:
+            yield each
+
+
+def _delete_terms(store: Store, oldest: int) -> None:
+    for prefix, parse in ((TERMS, parse_term), (HANDOVERS, parse_handover)):
+        for each in store.list(prefix):
+            number = parse(each.key)
+            if number is not None and number < oldest:
+                store.delete(each.key)
+
+
+def _delete_chunks(store: Store, references: set[tuple[bytes, bytes]], before: float) -> tuple[int, int]:
+    count = size = 0
+    for each in store.list(CHUNKS):
+        name = parse_chunk_name(each.key)
+        if name is not None and name not in references and each.modified < before:
+            store.delete(each.key)
+            count += 1
+            size += each.size_bytes
+    return count, size
