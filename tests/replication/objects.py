@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any
 
+from journal.disk import Disk
 from journal.testing import SimulatedDisk
 from tfmq.replication.entries import (
     IDENTITY_KEY,
@@ -25,7 +26,7 @@ from tfmq.replication.operations import Kind, Operation, OperationApplier, encod
 from tfmq.replication.snapshot import FolderSource, Snapshotter
 from tfmq.replication.store import StoredObject
 
-DATA = "srv/data"
+DATA = "/srv/data"
 
 
 class DictStore:
@@ -121,9 +122,9 @@ def read_tree(disk: SimulatedDisk, folder: str = DATA) -> Tree:
 
 def empty_disk() -> SimulatedDisk:
     disk = SimulatedDisk()
-    disk.make_folder("srv")
+    disk.make_folder("/srv")
     disk.make_folder(DATA)
-    disk.force_folder("srv")
+    disk.force_folder("/srv")
     disk.force_folder("")
     return disk
 
@@ -144,6 +145,8 @@ class Primary:
     def __init__(self, store: DictStore, generator: random.Random | None = None) -> None:
         self.store = store
         self.disk = empty_disk()
+        self.through: Disk | None = None
+        """A disk through which random changes are made, if not `disk` itself."""
         self.generator = generator or random.Random(1)
         self.position = Position(0, 0)
         self.time_ms = 1_000
@@ -210,7 +213,7 @@ class Primary:
 
     def change_randomly(self, count: int) -> list[Operation]:
         """Apply some random operations without storing them, and return them."""
-        applier = OperationApplier(self.disk, DATA)
+        applier = OperationApplier(self.through or self.disk, DATA)
         operations = []
         for _ in range(count):
             operation = self._random_operation()

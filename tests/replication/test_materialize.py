@@ -33,7 +33,7 @@ from tfmq.replication.operations import Kind, Operation
 from tfmq.replication.store import Store
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
-ASIDE = "srv/data.deposed"
+ASIDE = "/srv/data.deposed"
 
 
 def materialized(store: Store, disk: SimulatedDisk, **options: Any) -> Materialized:

@@ -2,13 +2,25 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from tests.replication.objects import DATA, DictStore, Primary, empty_disk, failing_after, make_snapshotter
+from tests.replication.objects import (
+    DATA,
+    DictStore,
+    Primary,
+    Tree,
+    empty_disk,
+    failing_after,
+    make_snapshotter,
+    read_tree,
+)
+from tests.scale import scaled, seeded
 from tfmq.replication.entries import Position, manifest_key
 from tfmq.replication.errors import NewerObject, ReplicationError, SnapshotLost, SnapshotTooSlow, StoreUnavailable
 from tfmq.replication.manifest import CHUNK_BYTES, PIECE_BYTES, Content, Manifest, encode_manifest
+from tfmq.replication.recording_disk import RecordingDisk
 from tfmq.replication.snapshot import UPLOADS, FolderFile, FolderSource, Snapshotter
 
 FILE = "orders-0/segment"
@@ -32,7 +44,7 @@ class Growing:
         self.released.append(file.path)
 
 
-def store_snapshot(snapshotter: Snapshotter, source: Growing, slot: int) -> Manifest:
+def store_snapshot(snapshotter: Snapshotter, source: Any, slot: int) -> Manifest:
     return snapshotter.store_manifest(Position(1, slot), 0, snapshotter.upload(source))
 
 
@@ -272,3 +284,57 @@ def test_damage_of_the_newest_manifest_is_healed_and_a_newer_format_respected() 
     store.put_new(manifest_key(Position(1, 9)), bytes(newer))
     with pytest.raises(NewerObject):
         primary.snapshot()
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_snapshots_of_a_folder_in_use_are_the_folder_when_they_began() -> None:
+    """With a `RecordingDisk`, whose folder is changed at each call of the store."""
+    for number in range(scaled(60)):
+        generator = seeded("in use", number)
+        store = DictStore()
+        primary = Primary(store, generator)
+        disk = RecordingDisk(primary.disk, DATA)
+        primary.through = disk
+
+        def change(call: str, key: str, primary: Primary = primary, generator: random.Random = generator) -> None:
+            if generator.randrange(3) == 0:
+                primary.change_randomly(1)
+
+        lost = 0
+        for slot in range(1, 6):
+            primary.change_randomly(generator.randrange(8))
+            view, tree = disk.begin_snapshot(), read_tree(primary.disk)
+            store.before = change
+            try:
+                manifest = store_snapshot(primary.snapshotter, view, slot)
+            except SnapshotLost:
+                lost += 1
+                view.close()
+                continue
+            finally:
+                store.before = lambda call, key: None
+            view.commit(manifest.position)
+            found: Tree = dict.fromkeys(manifest.content.folders)
+            for file in manifest.content.files:
+                found[file.path] = file.content + b"".join(store.objects[chunk.key][0] for chunk in file.chunks)
+            assert found == tree
+        assert lost < 5
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_full_chunks_of_a_file_in_use_are_not_read_again() -> None:
+    store, simulated = DictStore(), empty_disk()
+    disk = RecordingDisk(simulated, DATA)
+    snapshotter = make_snapshotter(store)
+    file = disk.create(f"{DATA}/segment")
+    size = reads = 0
+    for slot in range(1, 30):
+        size += file.pwritev([bytes([slot]) * 1000], size)
+        view = disk.begin_snapshot()
+        before, uploaded = simulated.faults.counts["read"], snapshotter.uploaded_bytes
+        view.commit(store_snapshot(snapshotter, view, slot).position)
+        reads = simulated.faults.counts["read"] - before
+        cost = snapshotter.uploaded_bytes - uploaded
+        is_chunk_full = size // 4096 > (size - 1000) // 4096
+        assert cost <= 1000 + 512 + 4096 * is_chunk_full
+        assert reads <= 4
