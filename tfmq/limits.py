@@ -57,6 +57,9 @@ BLOCK_BYTES = Limit(64 * KIB, "bytes", "damage costs at most one block; a larger
 BATCH_RECORDS = Limit(1 << 20, "records", "bounds the checks of one request", sent=True)
 BATCH_BLOCKS = Limit(1 << 16, "blocks", "bounds the checks of one request", sent=True)
 FETCH_BYTES = Limit(8 * MIB, "bytes", "memory one fetch can claim", cap=128 * MIB, sent=True)
+FETCH_BYTES_FIRST = Limit(
+    65 * KIB, "bytes", "likewise, of a client that has received less than this; else as much as it has received"
+)
 FETCH_WAIT_MS = Limit(60_000, "ms", "the waiting fetch of a dead client ends after this time", cap=600_000, sent=True)
 FETCH_TAGS = Limit(64, "tags", "each block is compared with each tag")
 REQUESTS_IN_FLIGHT = Limit(

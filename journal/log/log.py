@@ -31,7 +31,7 @@ from journal.log.segments import SegmentSet
 from journal.log.writer import LogWriter, size_bound
 from journal.record.batch import PLAIN, Appended, Batch, Chunk, Source, verify_batch
 from journal.record.block import Block
-from journal.record.block_trailer import TRAILER_SIZE, contains_trailer_header
+from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, contains_trailer_header
 from journal.record.format import (
     HEADER_SIZE,
     LENGTH,
@@ -329,23 +329,38 @@ class Log:
 
     # Reading: any thread, concurrently with the owner.
 
-    def read(self, offset: int, max_bytes: int, *, upto: Upto = "forced", epoch: int | None = None) -> Chunk:
+    def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        upto: Upto = "forced",
+        epoch: int | None = None,
+        block_bytes: int = BLOCK_SPAN_MAX,
+    ) -> Chunk:
         """Read whole blocks from the block that contains `offset` on: at most `max_bytes`, but at least one block.
 
         `upto`: read up to the durable offset ("forced") or the end ("written"); a stopped log is read only up to its
         durable offset. `epoch`: the highest epoch that the reader has seen; if the log was truncated below `offset`
         after that epoch, raises CutAway. If a repair has replaced the record at `offset` by a filler, reading continues
         after the filler. Raises BelowStart, BeyondEnd, NotARecord, Corrupt (a damaged range: continue at `.next`),
-        OSError, Closed.
+        OSError, Closed, and TooLarge, without reading it, for a block that is larger than `max_bytes` and
+        `block_bytes`: that of a record above 64 KiB.
         """
-        return self._readable().read(offset, max_bytes, upto == "forced", epoch, cached=False)
+        return self._readable().read(offset, max_bytes, upto == "forced", epoch, False, block_bytes)
 
     def read_cached(
-        self, offset: int, max_bytes: int, *, upto: Upto = "forced", epoch: int | None = None
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        upto: Upto = "forced",
+        epoch: int | None = None,
+        block_bytes: int = BLOCK_SPAN_MAX,
     ) -> Chunk | None:
         """Read as `read` does, but return None if the read would have to wait for the disk."""
         try:
-            return self._readable().read(offset, max_bytes, upto == "forced", epoch, cached=True)
+            return self._readable().read(offset, max_bytes, upto == "forced", epoch, True, block_bytes)
         except WouldBlock:
             return None
 

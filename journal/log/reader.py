@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from journal.crc32 import crc32
-from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, NotARecord
+from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, NotARecord, TooLarge
 from journal.log.checkpoint import truncated_since
 from journal.log.index import RUN_SIZE_MIN, IndexPosition, SegmentIndex
 from journal.log.segment import FILE_TOO_SHORT, Segment
@@ -20,7 +20,7 @@ from journal.log.segments import SegmentSet, segment_limit
 from journal.record.batch import BLOCK_SIZE_MAX, Chunk
 from journal.record.block import Block, blocks_of, trailer_position
 from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, decode_trailer
-from journal.record.format import FLAG_FILLER, BadRecord, Incomplete, header_positions, records_of
+from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, BadRecord, Incomplete, header_positions, records_of
 
 KNOWN_STARTS_MAX: Final = 256
 """Chunk ends remembered per log. If a log has more concurrent readers, some of them must search an index run."""
@@ -53,7 +53,15 @@ class LogReader:
         segment_set = self._segment_set
         return segment_set.durable if durable or segment_set.stopped is not None else segment_set.end
 
-    def read(self, offset: int, max_bytes: int, durable: bool, epoch: int | None, cached: bool) -> Chunk:
+    def read(
+        self,
+        offset: int,
+        max_bytes: int,
+        durable: bool,
+        epoch: int | None,
+        cached: bool,
+        block_bytes: int = BLOCK_SPAN_MAX,
+    ) -> Chunk:
         """Read as `Log.read` does. Raises WouldBlock if `cached` and the bytes are not in memory."""
         segment_set = self._segment_set
         with segment_set.referenced_segments() as segments:
@@ -68,8 +76,10 @@ class LogReader:
             if cached and not segment.has_index:
                 raise WouldBlock
             end = self._limit_at_damage(offset, min(limit, segment_limit(segments, number)))
-            start, skip_to = self._chunk_start(segment, offset, end, pread)
+            start, skip_to = self._chunk_start(segment, offset, end, pread, block_bytes)
             stop = self._chunk_end(segment, start, end, max_bytes, pread)
+            if stop - start > max(max_bytes, block_bytes):
+                raise TooLarge("the block", stop - start, block_bytes)
             data = pread(segment, stop - start, start)
             if len(data) != stop - start:
                 data, stop = self._whole_blocks(segment, start, end, data)
@@ -236,15 +246,15 @@ class LogReader:
         """Return `end`, or the start of the first known damage between `offset` and `end`."""
         return min([end, *(first for first, _, _ in self._segment_set.damage if first > offset)])
 
-    def _chunk_start(self, segment: Segment, offset: int, end: int, pread: Pread) -> tuple[int, int]:
+    def _chunk_start(self, segment: Segment, offset: int, end: int, pread: Pread, block_bytes: int) -> tuple[int, int]:
         """Return (start of the block that contains `offset`, offset from which the caller gets records).
 
         The second offset is `offset`. Except: if `offset` is inside a filler, with which a repair has replaced damaged
-        records, the second offset is the end of the filler. Raises NotARecord, Corrupt.
+        records, the second offset is the end of the filler. Raises NotARecord, Corrupt, TooLarge.
         """
         if offset in self._known_starts or self._index_position(segment, offset).position == offset - segment.base:
             return offset, offset
-        block = self._block_at(segment, offset, end, pread)
+        block = self._block_at(segment, offset, end, pread, block_bytes)
         if offset not in _record_starts(block):
             following = _filler_end(block, offset, segment.log_id)
             if following is None:
@@ -264,6 +274,9 @@ class LogReader:
         stop = segment.base + self._index_position(segment, start + max_bytes).position
         if stop > start:
             return stop
+        large = _large_block_end(segment, start, end, pread)
+        if large is not None and large - start >= max_bytes:
+            return large
         stop = start
         try:
             for block in self._walk_blocks(segment, start, end, pread):
@@ -297,12 +310,14 @@ class LogReader:
             raise error
         return data[: position - start], position
 
-    def _block_at(self, segment: Segment, offset: int, end: int, pread: Pread) -> Block:
+    def _block_at(
+        self, segment: Segment, offset: int, end: int, pread: Pread, block_bytes: int = BLOCK_SPAN_MAX
+    ) -> Block:
         while True:
             run = segment.base + self._index_position(segment, offset).position
             start = max([run, *(next for _, next, _ in self._segment_set.damage if next <= offset)])
             try:
-                for block in self._walk_blocks(segment, start, end, pread):
+                for block in self._walk_blocks(segment, start, end, pread, block_bytes):
                     if offset < block.next:
                         return block
             except Corrupt as error:  # if the damage is before `offset`, the search continues after it
@@ -311,8 +326,13 @@ class LogReader:
             else:
                 raise Corrupt(segment.path, offset, end, "no block contains this offset")
 
-    def _walk_blocks(self, segment: Segment, start: int, end: int, pread: Pread) -> Iterator[Block]:
-        """Yield the blocks from `start` on, without checking their checksums. Raises Corrupt at the first damage."""
+    def _walk_blocks(
+        self, segment: Segment, start: int, end: int, pread: Pread, block_bytes: int = BLOCK_SPAN_MAX
+    ) -> Iterator[Block]:
+        """Yield the blocks from `start` on, without checking their checksums. Raises Corrupt at the first damage.
+
+        Raises TooLarge at a large record with more than `block_bytes`, after reading its first bytes only.
+        """
         size = RUN_SIZE_MIN
         while start < end:
             wanted = min(size, end - start)
@@ -325,7 +345,13 @@ class LogReader:
             except Incomplete as error:
                 if position + len(data) >= end:
                     raise self._record_damage(segment, start, end, error) from None
-                size = RUN_SIZE_MIN if start > position else min(size * 4, BLOCK_SPAN_MAX)
+                if start > position:
+                    size = RUN_SIZE_MIN
+                else:
+                    first = HEADER_SIZE + LENGTH.unpack_from(data)[0] + TRAILER_SIZE
+                    if first > max(block_bytes, RUN_SIZE_MIN):
+                        raise TooLarge("the block", first, block_bytes) from None
+                    size = min(max(size * 4, first), BLOCK_SPAN_MAX)
             except BadRecord as error:
                 raise self._record_damage(segment, start, end, error) from None
             if len(data) < wanted:
@@ -365,6 +391,22 @@ def _pread_cached(segment: Segment, size: int, offset: int) -> bytes | bytearray
     if data is None:
         raise WouldBlock
     return data
+
+
+def _large_block_end(segment: Segment, start: int, end: int, pread: Pread) -> int | None:
+    """Return the end of the block at `start` if it is one record above RUN_SIZE_MIN. The record is not read."""
+    header = pread(segment, HEADER_SIZE, start)
+    if len(header) < HEADER_SIZE:
+        return None
+    size = HEADER_SIZE + LENGTH.unpack_from(header)[0]
+    stop = start + size + TRAILER_SIZE
+    if size <= RUN_SIZE_MIN or stop > end:
+        return None
+    try:
+        trailer = decode_trailer(pread(segment, TRAILER_SIZE, start + size), 0, segment.log_id)
+    except BadRecord:
+        return None
+    return stop if (trailer.offset, trailer.size) == (start, size) else None
 
 
 def _block_by_trailer(segment: Segment, offset: int, end: int, pread: Pread) -> Block | None:

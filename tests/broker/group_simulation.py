@@ -48,7 +48,7 @@ class Worker(Seat):
 
     def step(self) -> None:
         """Something of what it could do now."""
-        if self.session.closed:
+        if self.session.is_closed:
             self.connect(self.world.broker)
             self.joining = self.beating = self.reading = self.saving = None
         chance = self.world.chance
@@ -361,7 +361,7 @@ class World:
         """Time advances; members that are not suspended send their heartbeats."""
         while seconds > 0:
             for worker in self.awake():
-                if worker.joined and not worker.session.closed and self.now() - worker.beat_at >= BEAT_SECONDS / 2:
+                if worker.joined and not worker.session.is_closed and self.now() - worker.beat_at >= BEAT_SECONDS / 2:
                     worker.send_beat(3000)
             self.turn()
             self.broker.advance(min(1.0, seconds))
@@ -374,7 +374,7 @@ class World:
     def go(self) -> None:
         if self.awake():
             worker = self.chance.choice(self.awake())
-            if worker.joined and not worker.session.closed:
+            if worker.joined and not worker.session.is_closed:
                 worker.leave()
             self.workers.remove(worker)
             worker.disconnect()

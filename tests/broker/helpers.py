@@ -79,18 +79,19 @@ class Session:
         self.operator = False
         self.user = ""
         self.number = next(self._numbers)
+        self.sent_bytes = 1 << 40
         self.paused = False
-        self.closed = False
+        self.is_closed = False
         self.callbacks: list[Callable[[], None]] = []
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        if self.closed:
+        if self.is_closed:
             callback()
         else:
             self.callbacks.append(callback)
 
     def close(self) -> None:
-        self.closed = True
+        self.is_closed = True
         while self.callbacks:
             self.callbacks.pop(0)()
 

@@ -15,8 +15,18 @@ from journal.record.block import blocks_of
 from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import make_id, make_record, tag_flag, tag_hash
 from tests.broker.helpers import Answer, Broker, Session, payloads_of
-from tfmq.broker.fetch import blocks_with
-from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, READ_FORCED, READ_WRITTEN, Cancel, Fetch, GrowTopic
+from tfmq.broker.fetch import LARGE_BLOCKS_CREDIT_SECONDS, LARGE_BLOCKS_SHARE, blocks_with
+from tfmq.limits import FETCH_BYTES_FIRST
+from tfmq.protocol.commands import (
+    ACKS_SYNCED,
+    ACKS_WRITTEN,
+    EPOCH_UNKNOWN,
+    READ_FORCED,
+    READ_WRITTEN,
+    Cancel,
+    Fetch,
+    GrowTopic,
+)
 
 
 @pytest.fixture
@@ -152,6 +162,87 @@ def test_cold_data_is_read_in_a_worker() -> None:
     assert fetch.code == "waiting" and len(broker.jobs) == 1
     broker.work()
     assert payloads_of(fetch) == [b"a"]
+
+
+def test_a_client_gets_in_one_fetch_as_much_as_it_has_received_and_a_little_at_first(broker: Broker) -> None:
+    producer = broker.lease()
+    for sequence in range(30):
+        broker.produce(producer, sequence, [bytes(10_000)])
+    session = Session()
+    request = Fetch("orders", broker.incarnation(), 0, 0, EPOCH_UNKNOWN, 1 << 20)
+    for received, least, most in ((0, 1, FETCH_BYTES_FIRST), (200_000, FETCH_BYTES_FIRST + 1, 200_000)):
+        session.sent_bytes = received
+        assert least <= len(broker.ask(request, session=session).body) <= most
+
+
+def large_block(made: Broker, count: int) -> tuple[list[Session], list[Answer]]:
+    """A message of 1 MiB, and that many new clients that fetch it."""
+    made.produce(made.lease(), 0, [bytes(1 << 20)])
+    made.work()
+    sessions = [Session() for _ in range(count)]
+    for session in sessions:
+        session.sent_bytes = 0
+    return sessions, [new_fetch(made, session) for session in sessions]
+
+
+def new_fetch(made: Broker, session: Session, offset: int = 0, wait_ms: int = 0) -> Answer:
+    return made.ask(Fetch("orders", made.incarnation(), 0, offset, EPOCH_UNKNOWN, 1 << 20, wait_ms), session=session)
+
+
+def work_for(made: Broker, seconds: float) -> None:
+    """The only job takes so long."""
+    work, done = made.jobs.popleft()
+    made.clock.advance(seconds)
+    made.do(work, done)
+    made.engine.broker.end_turn()
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["cached", "cold"])
+def test_large_blocks_for_new_clients_are_read_in_their_turn_with_pauses(cached: bool) -> None:
+    broker = queued()
+    broker.disk.is_cached = cached
+    sessions, fetches = large_block(broker, 4)
+    while cached is False and len(broker.jobs) > 1:
+        broker.step(0)  # each finds that its block is large
+    assert len(broker.jobs) == 1
+    sessions[1].close()
+    work_for(broker, 0.2)
+    assert [answer.done for answer in fetches] == [True, False, False, False]
+    assert len(fetches[0].body) > 1 << 20
+    broker.advance(0.2 / LARGE_BLOCKS_SHARE - LARGE_BLOCKS_CREDIT_SECONDS - 0.3)
+    broker.work()
+    assert not fetches[2].done
+    broker.advance(0.2)
+    broker.work()
+    assert fetches[1].code == "abandoned"
+    assert [answer.done for answer in fetches] == [True, True, True, False]
+    broker.stop()
+    assert fetches[3].code == "busy"
+
+
+def test_a_client_that_has_received_as_much_does_not_wait_for_its_turn() -> None:
+    broker = queued()
+    large_block(broker, 2)
+    answer = broker.fetch(0)
+    assert len(answer.body) > 1 << 20
+
+
+def test_a_waiting_fetch_keeps_its_turn_for_a_large_block() -> None:
+    broker = queued()
+    producer = broker.lease()
+    _, first = large_block(broker, 1)
+    session = Session()
+    session.sent_bytes = 0
+    waiting = new_fetch(broker, session, broker.log().end_offset, wait_ms=1000)
+    broker.produce(producer, 0, [bytes(1 << 20)])
+    while len(broker.jobs) > 1:
+        broker.step(1)  # the fsync, and what follows
+    broker.advance(2.0)
+    assert not first[0].done and not waiting.done
+    broker.work()
+    broker.advance(60.0)
+    broker.work()
+    assert len(waiting.body) > 1 << 20
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["at once", "in a worker"])

@@ -4,6 +4,7 @@ import pytest
 
 from tests.broker.helpers import Broker, Session
 from tests.server.fakes import Net
+from tests.server.test_session import Client
 from tests.server.test_transport import connected, frame
 from tfmq.protocol.commands import EPOCH_UNKNOWN, Fetch
 
@@ -20,6 +21,15 @@ def test_who_waits_to_send_and_is_given_more_is_counted_too(monkeypatch: pytest.
     for connection, _, _ in many:
         connection.send([bytes(9000)])
     assert net.traffic.unsent_bytes <= 10_000 + 9000
+
+
+def test_what_a_client_has_received_is_only_what_the_system_has_accepted() -> None:
+    client = Client()
+    before = client.session.sent_bytes
+    client.socket.room = 10
+    client.session.send([bytes(1000)])
+    client.net.reactor.advance(0)
+    assert client.session.sent_bytes == before + 10
 
 
 def test_beginnings_of_frames_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ after these blocks, at which the reader continues.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +17,11 @@ from struct import error as StructError
 from typing import Any, Final
 
 from journal.crc32 import crc32
-from journal.errors import BelowStart, BeyondEnd
+from journal.errors import BelowStart, BeyondEnd, TooLarge
 from journal.histogram import TimeHistogram
 from journal.log.log import Log, Upto
 from journal.record.batch import Chunk
-from journal.record.block_trailer import TRAILER_SIZE, decode_trailer
+from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, decode_trailer
 from journal.record.format import FLAG_TAG_SHIFT, FLAG_TRAILER, HEADER_SIZE, BadRecord
 from tfmq.broker import reply
 from tfmq.broker.admission import BoundedExecutor
@@ -30,6 +31,7 @@ from tfmq.broker.runtime import Runtime
 from tfmq.broker.timers import Timer
 from tfmq.broker.topics import Topic, Topics
 from tfmq.errors import Abandoned, BadRequest, Busy, OffsetOutOfRange, UnknownTopic
+from tfmq.limits import FETCH_BYTES_FIRST
 from tfmq.protocol.commands import EPOCH_UNKNOWN, READ_WRITTEN, Fetch
 
 logger = logging.getLogger("tfmq.broker")
@@ -38,6 +40,13 @@ TOO_MANY_FETCHES = "Too many fetches wait already. Close idle consumers, or rais
 
 FILTER_BYTES_INLINE: Final = 64 << 10
 """Larger reads are filtered by tag in a worker: filtering 8 MiB of small records takes a tenth of a second."""
+
+LARGE_BLOCK_BYTES: Final = 256 << 10
+"""A larger block, if it is also larger than all that its client has received, is read in its turn (`_read_large`)."""
+LARGE_BLOCKS_SHARE: Final = 0.05
+"""Reading such blocks takes at most this share of the time of one worker, counted from LARGE_BLOCKS_CREDIT_SECONDS ago:
+after a while without such reads, some follow each other without a pause."""
+LARGE_BLOCKS_CREDIT_SECONDS: Final = 2.0
 
 FilteredRead = tuple[Chunk, list[memoryview] | None]
 """(result of the read, those of its blocks that match the tags of the fetch, or None if the fetch has no tags)."""
@@ -49,7 +58,8 @@ class FetchInProgress:
 
     The next read starts at `offset`, which advances past blocks that the tag filter left out. At `deadline` (monotonic
     seconds) a parked fetch gets an empty reply; 0.0: the fetch is never parked. `started_at`: when the request was
-    received (monotonic seconds). `timer`, for the deadline, is set while the fetch is parked.
+    received (monotonic seconds). `timer`, for the deadline, is set while the fetch is parked. `block_bytes`: a larger
+    block, if it is also larger than `max_bytes`, must wait for its turn.
     """
 
     partition: Partition
@@ -58,6 +68,7 @@ class FetchInProgress:
     offset: int
     epoch: int | None
     max_bytes: int
+    block_bytes: int
     upto: Upto
     tags: frozenset[int] | None
     deadline: float
@@ -80,6 +91,12 @@ class FetchHandler:
         self._topics, self._read_executor = topics, read_executor
         self._short = 0
         """Number of fetches that failed because the broker had no memory for the read."""
+        self._large: deque[FetchInProgress] = deque()
+        """Fetches that wait for a large block (`_read_large`)."""
+        self._is_reading_large = False
+        """Whether a large block is being read, or the pause after that is not over."""
+        self._large_until = 0.0
+        """Account of the time of these reads, as a monotonic time: a read of t seconds adds t / LARGE_BLOCKS_SHARE."""
         self._sessions: dict[Session, dict[int, FetchInProgress]] = {}
         self.parked_count = 0
         self.times = TimeHistogram()
@@ -96,7 +113,9 @@ class FetchHandler:
             session,
             request.offset,
             None if request.epoch == EPOCH_UNKNOWN else request.epoch,
-            min(request.max_bytes, self._limits["fetch_bytes"]),
+            # A client that is new, or reads nothing, gets little: the reply is read, and kept until it is sent.
+            min(request.max_bytes, self._limits["fetch_bytes"], max(FETCH_BYTES_FIRST, session.sent_bytes)),
+            max(LARGE_BLOCK_BYTES, session.sent_bytes),
             "written" if request.read == READ_WRITTEN else "forced",
             None if request.tags is None else frozenset(request.tags),
             now + wait_ms / 1000 if wait_ms else 0.0,
@@ -133,6 +152,8 @@ class FetchHandler:
         for waiting in list(self._sessions.values()):
             for poll in list(waiting.values()):
                 self._reply_error(poll, Busy(reply.STOPPING))
+        while self._large:
+            self._reply_error(self._large.popleft(), Busy(reply.STOPPING))
 
     # Reading the log
 
@@ -145,7 +166,12 @@ class FetchHandler:
                 raise UnknownTopic(TOPIC_DELETED.format(name=poll.partition.name))
             chunk = None
             if poll.tags is None or min(poll.readable_end() - poll.offset, poll.max_bytes) <= FILTER_BYTES_INLINE:
-                chunk = log.read_cached(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
+                chunk = log.read_cached(
+                    poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch, block_bytes=poll.block_bytes
+                )
+        except TooLarge:
+            self._wait_for_large(poll)
+            return
         except Exception as error:
             self._read_failed(poll, error)
             return
@@ -159,17 +185,53 @@ class FetchHandler:
     def _read_and_filter(poll: FetchInProgress) -> FilteredRead:
         """Read the log, and filter the blocks if the fetch names tags. Runs in a worker."""
         log = poll.partition.log
-        chunk = log.read(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
+        chunk = log.read(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch, block_bytes=poll.block_bytes)
         return chunk, None if poll.tags is None else _matching_blocks(poll, chunk)
 
     def _read_done(self, poll: FetchInProgress, found: FilteredRead | None, error: BaseException | None) -> None:
         poll.reading = False
         if poll.replied:
             return
-        if error is not None or found is None:
+        if isinstance(error, TooLarge):
+            self._wait_for_large(poll)
+        elif error is not None or found is None:
             self._read_failed(poll, error or RuntimeError("a read ended without a result"))
         else:
             self._reply_or_park(poll, *found)
+
+    def _wait_for_large(self, poll: FetchInProgress) -> None:
+        if len(self._large) >= self._limits["parked_fetches"]:
+            self._reply_error(poll, Busy(TOO_MANY_FETCHES.format(limit="parked_fetches")))
+            return
+        if poll.timer is not None:
+            self._remove_parked(poll)  # there are records, so the end of its waiting time would only send it back
+            poll.replied, poll.started_at = False, self._timers.now()
+        poll.reading, poll.block_bytes = True, BLOCK_SPAN_MAX
+        self._large.append(poll)
+        if not self._is_reading_large:
+            self._read_large()
+
+    def _read_large(self) -> None:
+        """Read the block of the first fetch that waits for a large one, in a worker; later those of the others.
+
+        Otherwise each of many new connections could make the broker read the largest block at once, for a client that
+        may not take it. So there is one such read at a time, and a pause after it.
+        """
+        while self._large and self._large[0].session.is_closed:
+            self._reply_error(self._large.popleft(), Abandoned())
+        self._is_reading_large = bool(self._large)
+        if not self._large:
+            return
+        poll, began = self._large.popleft(), self._timers.now()
+
+        def done(found: FilteredRead | None, error: BaseException | None) -> None:
+            now = self._timers.now()
+            start = max(self._large_until, began - LARGE_BLOCKS_CREDIT_SECONDS)
+            self._large_until = start + (now - began) / LARGE_BLOCKS_SHARE
+            self._timers.after(max(0.0, self._large_until - now), self._read_large)
+            self._read_done(poll, found, error)
+
+        self._read_executor.run(partial(self._read_and_filter, poll), done, poll.session)
 
     def _reply_or_park(self, poll: FetchInProgress, chunk: Chunk, blocks: list[memoryview] | None) -> None:
         """Reply with the blocks that were read and match the tags. If no block matches, reply without blocks or park.

@@ -73,6 +73,14 @@ class Session(Protocol):
     def number(self) -> int:
         """Number of the connection, counted since the broker's start."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is closed."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the replies to this client that the system has accepted so far."""
+
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback()` once, in the broker's thread: when the connection is closed, or now if it is closed."""
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tfmq import limits
 from tfmq.bounded_msgpack import Buffer
 from tfmq.broker.reply import Buffers, client_error
 from tfmq.client.connection.addresses import BrokerAddress
@@ -41,16 +42,18 @@ class LocalSession:
     operator = True
     """A person uses the page, so the changes that it requests are logged."""
     number = 0
+    sent_bytes = limits.FETCH_BYTES.cap
+    """As much as any fetch may return: no reply waits for its reader here."""
 
     def __init__(self, identity: str, account: Account | None = None) -> None:
         """`account`: the user of the request; None where the server has no users."""
         self.identity = identity
         self.account = account
         self._on_close: dict[Callable[[], None], None] = {}
-        self._is_closed = False
+        self.is_closed = False
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        if self._is_closed:
+        if self.is_closed:
             callback()
         else:
             self._on_close[callback] = None
@@ -71,7 +74,7 @@ class LocalSession:
 
     def end(self) -> None:
         """End the session: its open local transactions and waiting requests end."""
-        self._is_closed = True
+        self.is_closed = True
         callbacks, self._on_close = self._on_close, {}
         for callback in callbacks:
             callback()

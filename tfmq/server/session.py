@@ -270,6 +270,10 @@ class Session:
         self.transport.resume("engine")
 
     @property
+    def sent_bytes(self) -> int:
+        return self.transport.sent_bytes
+
+    @property
     def user(self) -> str:
         return "" if self.account is None else self.account.name
 

@@ -131,7 +131,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._pauses: set[str] = set()
         self._deferred_rest = b""
         self._lingering: Any = None
-        self.unsent_bytes = 0
+        self.sent_bytes = self.unsent_bytes = 0
         self.served_until = limits.clock.monotonic()
         """Account of the time that the requests of this connection took, as a monotonic time. A request of t seconds
         advances it by CHARGE_FACTOR * t. It stays near the present (CREDIT_SECONDS, DEBT_SECONDS). When a turn was too
@@ -397,6 +397,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def _drop_sent(self, size: int) -> bool:
         """Remove `size` sent bytes from the queue. Return whether the last `sendmsg` has sent all of its buffers."""
         queue = self._queue
+        self.sent_bytes += size
         self.unsent_bytes -= size
         self._limits.unsent_bytes -= size
         self._limits.sent_bytes += size

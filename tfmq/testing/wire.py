@@ -81,6 +81,7 @@ class BrokerEnd:
         self._pool = pool
         self._pauses: set[str] = set()
         self._number = number
+        self.sent_bytes = 0
         self.is_lost = False
         session.makeConnection(self)  # type: ignore[arg-type]
 
@@ -108,6 +109,7 @@ class BrokerEnd:
         if not (wire.broken or wire.client_closed or wire.broker_ended):
             for buffer in buffers:
                 wire.to_client += buffer
+                self.sent_bytes += len(buffer)
 
     def end(self) -> None:
         """End the connection: the client still gets all bytes sent before, but bytes from the client are discarded."""

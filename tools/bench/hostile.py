@@ -67,6 +67,7 @@ ROWS: Final = (
     Row("no login", USERS, HALF_OPEN),
     Row("slow writers", PLAIN, SLOW, sent_hello=True),
     Row("slow readers", PLAIN, SLOW, sent_hello=True),
+    Row("slow readers of large messages", PLAIN, SLOW, sent_hello=True),
     Row("slow handshakes", TLS, SLOW),
     Row("connections", PLAIN, FLOOD),
     Row("handshakes", TLS, FLOOD),
@@ -227,8 +228,9 @@ def measure_attack(row: Row, runs: int) -> list[Figure]:
         else:
             server = stack.enter_context(broker())
         honest = Honest(server.address, stack)
-        if row.attack == "slow readers":
-            honest.producer.send_many("big", [bytes(1 << 16)] * (BIG_BYTES >> 16)).result(60)
+        if row.attack.startswith("slow readers"):
+            size = BIG_BYTES - (1 << 16) if row.attack.endswith("large messages") else 1 << 16
+            honest.producer.send_many("big", [bytes(size)] * max(1, BIG_BYTES // size)).result(60)
             client = Client(server.address)
             details |= {"topic": "big", "incarnation": client.topic("big")}
             client.close()

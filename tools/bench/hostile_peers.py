@@ -110,14 +110,18 @@ def attack(name: str, count: int, details: dict[str, Any]) -> Attack:
     http = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     over = struct.pack(">I", 0xFFFFFFF0)
     big_frame = struct.pack(">II", 1 << 20, 64) + HELLO[8:]
+
+    def slow_readers() -> Attack:
+        request = fetch(details["topic"], details["incarnation"])
+        return Attack(WAY_SIP, count, (sends(HELLO), sends(request)))
+
     made: dict[str, Callable[[], Attack]] = {
         "silent": lambda: Attack(WAY_HOLD, count, ()),
         "one byte of TLS": lambda: Attack(WAY_HOLD, count, (sends(b"\x16"),)),
         "no login": lambda: Attack(WAY_HOLD, count, (sends(HELLO),)),
         "slow writers": lambda: Attack(WAY_DRIP, count, (sends(HELLO), sends(big_frame[:8])), drip=big_frame[8:]),
-        "slow readers": lambda: Attack(
-            WAY_SIP, count, (sends(HELLO), sends(fetch(details["topic"], details["incarnation"])))
-        ),
+        "slow readers": slow_readers,
+        "slow readers of large messages": slow_readers,
         "slow handshakes": lambda: Attack(WAY_DRIP, count, (), drip=client_hello()),
         "connections": lambda: Attack(WAY_FLOOD, count, ()),
         "handshakes": lambda: Attack(WAY_FLOOD, count, (sends(client_hello()),)),

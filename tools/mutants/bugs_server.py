@@ -7,6 +7,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 FRAMES: Final = "tests/protocol/test_frames.py"
+FETCHES: Final = "tests/broker/test_fetch.py"
 SESSION: Final = "tests/server/test_session.py"
 NEWCOMERS: Final = "tests/server/test_newcomers.py"
 LIMITS: Final = "tests/server/test_connection_limits.py"
@@ -216,6 +217,54 @@ SERVER: Final = (
         "        if self.unsent_bytes > self._limits.unsent_bytes_max:\n",
         "        if self.unsent_bytes < 0:\n",
         [TRANSPORT],
+    ),
+    Mutant(
+        "new-clients-fetch-as-much-as-all",
+        "a new client gets little in its first fetches",
+        "tfmq/broker/fetch.py",
+        "max(FETCH_BYTES_FIRST, session.sent_bytes)),\n",
+        "request.max_bytes),\n",
+        [f"{FETCHES}::test_a_client_gets_in_one_fetch_as_much_as_it_has_received_and_a_little_at_first"],
+    ),
+    Mutant(
+        "unsent-bytes-count-as-received",
+        "what a client has not received does not let it fetch more",
+        "tfmq/server/transport.py",
+        "        self.sent_bytes += size\n        self.unsent_bytes -= size\n",
+        "        self.sent_bytes += self.unsent_bytes\n        self.unsent_bytes -= size\n",
+        ["tests/server/test_peer_limits.py::test_what_a_client_has_received_is_only_what_the_system_has_accepted"],
+    ),
+    Mutant(
+        "large-blocks-without-pauses",
+        "large blocks for new clients are read with pauses",
+        "tfmq/broker/fetch.py",
+        "            self._timers.after(max(0.0, self._large_until - now), self._read_large)\n",
+        "            self._timers.after(0.0, self._read_large)\n",
+        [f"{FETCHES}::test_large_blocks_for_new_clients_are_read_in_their_turn_with_pauses"],
+    ),
+    Mutant(
+        "large-blocks-for-closed-sessions",
+        "no large block is read for a client that has gone",
+        "tfmq/broker/fetch.py",
+        "        while self._large and self._large[0].session.is_closed:\n",
+        "        while self._large and self._large[0].replied:\n",
+        [f"{FETCHES}::test_large_blocks_for_new_clients_are_read_in_their_turn_with_pauses"],
+    ),
+    Mutant(
+        "waiting-fetches-lose-their-turn",
+        "a fetch that waited for records keeps its turn for a large block",
+        "tfmq/broker/fetch.py",
+        "        if poll.timer is not None:\n            self._remove_parked(poll)  # there",
+        "        if poll.timer is None:\n            self._remove_parked(poll)  # there",
+        [f"{FETCHES}::test_a_waiting_fetch_keeps_its_turn_for_a_large_block"],
+    ),
+    Mutant(
+        "large-blocks-searched-whole",
+        "a large block that is not wanted is not read",
+        "journal/log/reader.py",
+        "                    if first > max(block_bytes, RUN_SIZE_MIN):\n",
+        "                    if first < 0:\n",
+        ["tests/journal/log/test_reader.py::test_a_block_above_what_the_caller_allows_is_not_read"],
     ),
     Mutant(
         "half-frame-waited-for-without-end",

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from journal.errors import BeyondEnd, Corrupt, NotARecord
+from journal.errors import BeyondEnd, Corrupt, NotARecord, TooLarge
 from journal.filenames import segment_name
 from journal.fsck.log_repair import repair
 from journal.log.index import RUN_SIZE_MIN
@@ -35,6 +35,30 @@ def bench() -> Bench:
 
 def content(bench: Bench) -> bytes:
     return b"".join(bench.disk.read_file(bench.path(name)) for name in bench.names(".zxQueue"))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_block_above_what_the_caller_allows_is_not_read(cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.open()
+    bench.send(1)
+    start = bench.log.end_offset
+    bench.send(1, size=1_000_000)
+    end = bench.log.end_offset
+    bench.send(1)
+    bench.log.force()
+    read = bench.log.read_cached if cached else bench.log.read
+    asked = list[int]()
+    for name in ("pread", "pread_cached"):
+        original = getattr(Segment, name)
+        monkeypatch.setattr(Segment, name, lambda *ask, original=original: (asked.append(ask[1]), original(*ask))[1])
+    for offset in (start, start + 1):
+        with pytest.raises(TooLarge):
+            read(offset, 100_000, block_bytes=200_000)
+    assert sum(asked) <= 4 * RUN_SIZE_MIN
+    chunk = read(start, 100_000, block_bytes=1_100_000)
+    assert chunk is not None and (chunk.start, chunk.next) == (start, end)
+    assert read(0, 100_000, block_bytes=200_000).next == start  # type: ignore[union-attr]
 
 
 @pytest.mark.long
