@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-from journal.disk import Lock
 from journal.testing import SimulatedDisk
 from journal.testing.memory_disk import FileContent, SimulatedFolder
 from tfmq.replication.entries import EntryKind, Position, decode_entry, encode_entry
@@ -34,30 +35,41 @@ class Follower:
         self.applier.apply(operations)
 
 
+class Tally:
+    """What was compared in all lives of a test. `each`: called with the disk after each comparison."""
+
+    def __init__(self, each: Callable[[FollowedDisk], None] = lambda disk: None) -> None:
+        self.compared = 0
+        """How many operations were followed by a comparison of the whole folders."""
+        self.kinds: Counter[int] = Counter()
+        """Number of operations of each kind."""
+        self.each = each
+
+
 class FollowedDisk(RecordingDisk):
-    """`compared`: how many operations were followed, with a comparison of the whole folders after each.
+    """Each operation is a body of its own, and followed before its call returns.
 
     What else tests use of a simulated disk is that of the disk below.
     """
 
-    def __init__(self, inner: SimulatedDisk | None = None, follower: Follower | None = None, **options: Any) -> None:
+    def __init__(
+        self, inner: SimulatedDisk | None = None, follower: Follower | None = None, tally: Tally | None = None
+    ) -> None:
         self.simulated = SimulatedDisk() if inner is None else inner
         self.follower = Follower() if follower is None else follower
-        self.compared = 0
-        self.lost = 0
-        """Operations that came together with others, so that no comparison stands between them."""
-        self.after_each: Any = lambda: None
-        options = {"cut_bytes": 1, **options}
-        super().__init__(self.simulated, DATA, wake=self.follow, **options)
+        self.tally = Tally() if tally is None else tally
+        super().__init__(self.simulated, DATA, wake=self.follow, cut_bytes=1)
 
     def follow(self) -> None:
         bodies = self.take()
         for body in bodies:
             self.follower.follow(body)
-        self.lost += sum(body.operation_count for body in bodies) - bool(bodies)
+            self.tally.kinds[body.parts[0][0]] += 1
+            assert body.operation_count == 1
+        assert len(bodies) == 1, "no operation without a comparison after it"
         self.compare()
-        self.compared += 1
-        self.after_each()
+        self.tally.compared += 1
+        self.tally.each(self)
 
     def compare(self) -> None:
         difference = first_difference(self.simulated, self.follower.disk)
@@ -87,14 +99,13 @@ class FollowedDisk(RecordingDisk):
     def crash(self, *args: Any, **options: Any) -> FollowedDisk:
         """What a crash leaves, followed by a follower that has a copy of it."""
         left = self.simulated.crash(*args, **options)
-        if options.get("keep") == "everything":
-            # Only the process died: what the follower has is what is there.
-            self.compare()
-            following = FollowedDisk(left, self.follower)
-        else:
-            following = FollowedDisk(left, Follower(copy_of(left)))
-        following.compared, following.lost, following.after_each = self.compared, self.lost, self.after_each
-        return following
+        is_whole = not any(content.lost for _, content in self.simulated.all_files())
+        if options.get("keep") == "everything" and is_whole:
+            # Only the process died, and no fsync had failed before: what the follower has is what is there.
+            following = FollowedDisk(left, self.follower, self.tally)
+            following.compare()
+            return following
+        return FollowedDisk(left, Follower(copy_of(left)), self.tally)
 
 
 def copy_of(disk: SimulatedDisk) -> SimulatedDisk:
@@ -143,18 +154,3 @@ def _difference(left: SimulatedFolder, right: SimulatedFolder, prefix: str) -> s
         elif is_replicated(prefix + name):
             return f"{prefix}{name}: one is a folder"
     return None
-
-
-class HeldLock:
-    """A lock that was taken before."""
-
-    def __init__(self) -> None:
-        self.released = False
-
-    def release(self) -> None:
-        self.released = True
-
-
-def held_lock() -> tuple[HeldLock, Lock]:
-    lock = HeldLock()
-    return lock, lock

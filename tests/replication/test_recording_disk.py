@@ -20,7 +20,7 @@ from journal.linux_aio import AioFsyncQueue
 from journal.testing import SimulatedDisk, SimulatedFile
 from tests import paths
 from tests.journal import test_disk
-from tests.replication.followed_disk import DATA, FollowedDisk
+from tests.replication.followed_disk import DATA, Follower, first_difference
 from tests.scale import scaled, seeded
 from tfmq.replication import recording_disk
 from tfmq.replication.operations import HEADER, RESERVE_PATH, Kind, Operation, decode_operations
@@ -611,8 +611,7 @@ def test_a_lock_file_is_no_replicated_file() -> None:
 
 def test_threads_keep_the_order_of_cause_and_effect() -> None:
     """A thread writes after it has read what another has written; the record has them in this order."""
-    disk = FollowedDisk(cut_bytes=2000)
-    disk.make_folder(DATA)
+    disk = recording(cut_bytes=2000)
     rounds, writers = scaled(2000) + 50, 4
     turn = threading.Condition()
     number = [0]
@@ -657,15 +656,15 @@ def test_threads_keep_the_order_of_cause_and_effect() -> None:
     noise.join(60)
     disk.cut()
     collect()
-    found = []
+    found, follower = [], Follower()
     for body in taken:
-        disk.follower.follow(body)
+        follower.follow(body)
         for one in decode_operations(memoryview(b"".join(body.parts))):
             if one.kind == Kind.WRITE and "noise" not in one.path:
                 found.append(int(one.data[:-1]))
     assert found == list(range(rounds))
     assert [body.last_operation for body in taken] == sorted(body.last_operation for body in taken)
-    disk.compare()
+    assert isinstance(disk.inner, SimulatedDisk) and first_difference(disk.inner, follower.disk) is None
 
 
 # Real disks
@@ -692,10 +691,10 @@ def test_a_real_folder_is_followed(tmp_path: Path) -> None:
         else:
             disk.unlink(f"{root}/{name}")
             files.pop(name).pwritev([b"dropped"], 0)
-    follower = FollowedDisk()
+    follower = Follower()
     disk.cut()
     for body in disk.take():
-        follower.follower.follow(body)
+        follower.follow(body)
     for path in (tmp_path / "data").iterdir():
-        assert follower.follower.disk.read_file(f"{DATA}/{path.name}") == path.read_bytes()
-    assert sorted(os.listdir(root)) == follower.follower.disk.list(DATA)
+        assert follower.disk.read_file(f"{DATA}/{path.name}") == path.read_bytes()
+    assert sorted(os.listdir(root)) == follower.disk.list(DATA)
