@@ -11,8 +11,7 @@ import pytest
 from tests.server.fakes import Net
 from tests.server.test_session import Client
 from tests.server.test_transport import connected
-from tfmq.server import main
-from tfmq.server.main import PEER_LINES_MAX, PEER_LINES_SECONDS, PeerLineFilter
+from tfmq.server.log_lines import PEER_LINES_MAX, PEER_LINES_SECONDS, PeerLineFilter, set_up_logging
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +25,7 @@ def logging_as_it_was() -> Iterator[None]:
 
 def test_a_json_line_has_time_level_logger_and_message() -> None:
     out = io.StringIO()
-    main.set_up_logging("info", True, out)
+    set_up_logging("info", True, out)
     logging.getLogger("tfmq.test").info("hällo %d", 5)
     logging.getLogger("tfmq.test").debug("not this")
     try:
@@ -41,7 +40,7 @@ def test_a_json_line_has_time_level_logger_and_message() -> None:
 
 def test_a_plain_line_is_for_people() -> None:
     out = io.StringIO()
-    main.set_up_logging("warning", False, out)
+    set_up_logging("warning", False, out)
     logging.getLogger("tfmq.test").warning("careful")
     logging.getLogger("twisted").info("chatter")
     assert out.getvalue().count("\n") == 1
@@ -50,7 +49,7 @@ def test_a_plain_line_is_for_people() -> None:
 
 def test_a_line_for_people_has_the_local_time_with_its_offset() -> None:
     out = io.StringIO()
-    main.set_up_logging("info", False, out)
+    set_up_logging("info", False, out)
     logging.getLogger("tfmq.test").info("hello")
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} [+-]\d\d:\d\d INFO    tfmq\.test: hello\n", out.getvalue()

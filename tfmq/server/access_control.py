@@ -22,7 +22,7 @@ from tfmq.broker.reply import Body, Buffers, Randomness, Reply
 from tfmq.errors import BadRequest, Busy, Forbidden, LoginFailed, TfmqError
 from tfmq.protocol import commands
 from tfmq.protocol.delayed_handle import parse_handle
-from tfmq.server.connection_limits import BY_PEER
+from tfmq.server.log_lines import BY_PEER
 
 if TYPE_CHECKING:
     from tfmq.broker.broker import Broker

@@ -108,8 +108,6 @@ def partial_frame_size(arrived: int, needed: int) -> int:
 
 logger = logging.getLogger("tfmq.server")
 
-BY_PEER = {"by_peer": True}
-"""`extra` of a log line that any peer can cause as often as it likes; `main.PeerLineFilter` limits such lines."""
 UNSENT_BYTES_ALL = 256 * MIB
 """Limit on the unsent bytes of all connections together: four times the default limit of one connection."""
 PARTIAL_FRAME_SECONDS = 60.0

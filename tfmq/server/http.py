@@ -47,10 +47,10 @@ from tfmq.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
-from tfmq.server.connection_limits import BY_PEER
 from tfmq.server.health import live, ready
 from tfmq.server.http_message import LOGIN, PUBLIC, HttpAnswer, HttpContext, HttpRequest, json_answer, text_answer
 from tfmq.server.http_page import PAGE_ROUTES
+from tfmq.server.log_lines import BY_PEER
 from tfmq.server.metrics import metrics
 from tfmq.server.transport import PacedPort, address_text
 from tfmq.settings_table import Http

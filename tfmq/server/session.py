@@ -31,7 +31,7 @@ from tfmq.errors import (
 )
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import BY_CODE, BY_REQUEST, reserved_for
-from tfmq.server.connection_limits import BY_PEER
+from tfmq.server.log_lines import BY_PEER
 
 if TYPE_CHECKING:
     from tfmq.access.scram import Login

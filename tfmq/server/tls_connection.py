@@ -11,7 +11,8 @@ from twisted.internet import tcp
 from twisted.python.failure import Failure
 
 from tfmq.errors import NotAllowed
-from tfmq.server.connection_limits import BY_PEER, ConnectionLimits
+from tfmq.server.connection_limits import ConnectionLimits
+from tfmq.server.log_lines import BY_PEER
 from tfmq.server.transport import Connection, FrameProtocol
 from tfmq.tls import NotTls, TlsSocket
 

@@ -22,6 +22,7 @@ from tfmq.protocol.commands import BY_REQUEST
 from tfmq.protocol.frames import SIZE, UNSIGNED, check_size
 from tfmq.server import connection_limits
 from tfmq.server.connection_limits import CROWDED_FACTOR, ConnectionLimits, PartialFrame, allocates_at_once
+from tfmq.server.log_lines import BY_PEER
 from tfmq.server.reactor import TURN_SECONDS, NewcomerReactor
 
 logger = logging.getLogger("tfmq.server")
@@ -441,7 +442,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def cut_off(self, why: str) -> None:
         """Close the connection immediately and log the reason."""
         if not self._aborting and not self.disconnected:
-            logger.warning("connection of %s cut off: %s", self.peer, why, extra=connection_limits.BY_PEER)
+            logger.warning("connection of %s cut off: %s", self.peer, why, extra=BY_PEER)
             self._discard_queue()
             self.abortConnection()
 

@@ -527,7 +527,7 @@ SERVER: Final = (
     Mutant(
         "log-lines-of-peers-without-limit",
         "lines of the log that any peer can cause are limited",
-        "tfmq/server/main.py",
+        "tfmq/server/log_lines.py",
         "        return count < PEER_LINES_MAX\n",
         "        return True\n",
         ["tests/server/test_log_lines.py::test_lines_that_any_peer_can_cause_are_limited_and_counted"],
@@ -535,7 +535,7 @@ SERVER: Final = (
     Mutant(
         "administrative-lines-are-limited-too",
         "only lines that any peer can cause are left out",
-        "tfmq/server/main.py",
+        "tfmq/server/log_lines.py",
         '        if not getattr(record, "by_peer", False):\n            return True\n',
         "",
         ["tests/server/test_log_lines.py::test_lines_that_any_peer_can_cause_are_limited_and_counted"],
