@@ -51,12 +51,12 @@ from sqlalchemy.schema import CreateColumn
 from journal.disk import Disk, RealDisk
 from tfmq.client.operation import Executor, Operation, run_work
 from tfmq.client.worker.dead_letter_store import Failure, StoreUnusable
+from tfmq.databases import driver_install_hint, is_permanent_error
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import FIRST_PAGE, PAGE_LETTERS, Letter, PagePosition, Selection
 from tfmq.dead_letters.state_machine import apply_event
 from tfmq.dead_letters.store import ADDRESS_FORMS, Step, StoreAddress, default_path, existing_or_default_path
 from tfmq.errors import BadRequest, StoreFailed
-from tfmq.offsets.storage import driver_install_hint, is_permanent_error
 
 log = logging.getLogger("tfmq.consumer")
 

@@ -22,12 +22,12 @@ from tfmq.client.consumer.message import Codec, ReceivedMessage
 from tfmq.client.operation import Operation
 from tfmq.client.worker.dead_letter_store import Failure, LeasedLetter
 from tfmq.codecs import select_codec
+from tfmq.databases import url_without_passwords
 from tfmq.dead_letters import model
 from tfmq.dead_letters.model import FIRST_PAGE, PAGE_LETTERS, Letter, PagePosition, Selection
 from tfmq.dead_letters.retry_loop import retry_delay_ms
 from tfmq.errors import BadRequest
 from tfmq.message import BORN_MS_MAX
-from tfmq.offsets.storage import url_without_passwords
 
 _NODE: Final = re.compile(r"[0-9A-Za-z_-]{0,64}")
 TOPIC_PREFIX: Final = "topic:"

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from journal.disk import Disk, Lock, RealDisk, write_all
 from journal.errors import Full, Locked
+from tfmq.databases import is_permanent_error
 from tfmq.errors import Busy, Closed, Damaged, NotSupported, StoreFailed
-from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced, is_permanent_error, under
+from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced, under
 
 FILE_VERSION: Final = 2
 FILE_BYTES_MAX: Final = 64 << 20

@@ -41,18 +41,10 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.sql.elements import ColumnElement
 
+from tfmq.databases import driver_install_hint, is_permanent_error, url_without_passwords
 from tfmq.errors import BadRequest, Busy, Closed, NotSupported, StoreFailed, TfmqError
 from tfmq.limits import NAME_LENGTH
-from tfmq.offsets.storage import (
-    NO_OFFSET,
-    PartitionName,
-    StoredOffset,
-    driver_install_hint,
-    fenced,
-    is_permanent_error,
-    under,
-    url_without_passwords,
-)
+from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced, under
 
 Result = TypeVar("Result")
 

@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session, scoped_session
 
 from tfmq.client.consumer.external_offsets import ExternalOffsets, external_offsets
 from tfmq.client.consumer.message import ReceivedMessage
+from tfmq.databases import url_without_passwords
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.offsets.sql import SqlOffsets, save_rows
-from tfmq.offsets.storage import PartitionName, fenced, url_without_passwords
+from tfmq.offsets.storage import PartitionName, fenced
 from tfmq.sql.database import database_address
 from tfmq.sql.session import require_no_autocommit, session_bind
 

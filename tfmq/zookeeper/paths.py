@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from tfmq.databases import url_without_passwords
 from tfmq.errors import BadRequest
-from tfmq.offsets.storage import PartitionName, url_without_passwords
+from tfmq.offsets.storage import PartitionName
 
 SCHEME: Final = "zookeeper://"
 ROOT: Final = "/meta"

@@ -9,8 +9,8 @@ from tools.mutants.mutant import Mutant
 _LISTENERS = "tfmq/client/worker/listeners.py"
 _OPTIONS = "tfmq/client/consumer/options.py"
 _AWAY = "tfmq/client/worker/runner.py"
-_URLS = "tfmq/offsets/storage.py"
-_HOPELESS = "tfmq/offsets/storage.py"
+_URLS = "tfmq/databases.py"
+_HOPELESS = "tfmq/databases.py"
 
 FOLDERS: Final = (
     Mutant(
@@ -174,7 +174,7 @@ PLACES: Final = (
         _HOPELESS,
         '        return path is not None and not str(path).startswith("file:") and not _is_accessible(Path(path))\n',
         '        return path is not None and not str(path).startswith("file:")\n',
-        ["tests/offsets/test_storage.py"],
+        ["tests/test_databases.py"],
     ),
     Mutant(
         "a-strangers-folder-is-taken-for-data",
@@ -190,7 +190,7 @@ PLACES: Final = (
         _URLS,
         r'    return _OPTION.sub(r"\1***", masked)' + "\n",
         "    return masked\n",
-        ["tests/offsets/test_storage.py"],
+        ["tests/test_databases.py"],
     ),
     Mutant(
         "a-password-with-an-at-is-shown-in-part",
@@ -198,7 +198,7 @@ PLACES: Final = (
         _URLS,
         '''r"//([^:/@]*):.*@"''',
         '''r"//([^:/@]*):[^@]*@"''',
-        ["tests/offsets/test_storage.py"],
+        ["tests/test_databases.py"],
     ),
 )
 

@@ -19,12 +19,13 @@ from journal.disk import Disk
 from tfmq import limits
 from tfmq.client.consumer.message import Codec, ReceivedMessage
 from tfmq.codecs import check_codec
+from tfmq.databases import url_without_passwords
 from tfmq.errors import BadRequest
 from tfmq.hooks import check_hooks
 from tfmq.limits import KIB, MIB
 from tfmq.message import Ordinal
 from tfmq.offsets.file import FileOffsets
-from tfmq.offsets.storage import OffsetStorage, PartitionName, url_without_passwords
+from tfmq.offsets.storage import OffsetStorage, PartitionName
 from tfmq.protocol import commands
 
 Topics = str | Sequence[str] | re.Pattern[str] | None
