@@ -71,6 +71,7 @@ ONLY_FOR = {
     "pyarrow": ("tfmq/arrow/", "tfmq/spark/", "tfmq/client/send/columns", "tfmq/client/consumer/columns", "tools/"),
     "numpy": ("tfmq/arrow/", "tfmq/spark/", "tools/"),
     "matplotlib": ("tfmq/spark/pipelines/", "tools/"),
+    "obstore": ("tfmq/replication/stores/object_store.py", "tools/"),
     "pickle": (),
     "marshal": (),
 }

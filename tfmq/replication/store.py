@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+OBJECT_BYTES_MAX: Final = 64 << 20
+"""Maximum size of an object. A store has at most one in memory for each call."""
+KEY_CHARACTERS_MAX: Final = 200
+_KEY: Final = re.compile(r"[A-Za-z0-9-][A-Za-z0-9.-]*(/[A-Za-z0-9-][A-Za-z0-9.-]*)*")
 
 
 class StoredObject(NamedTuple):
@@ -15,10 +21,14 @@ class StoredObject(NamedTuple):
 
 
 class Store(Protocol):
-    """Objects under keys of ASCII letters, digits, "/", "-" and ".". An object that is stored never changes.
+    """Objects under keys that `check_key` permits. An object that is stored never changes.
+
+    No key is the beginning of another one that goes on with "/", because some stores have folders. At least 8 threads
+    may use a store at the same time. What a call has stored or deleted is seen by all calls that begin after its
+    return, by any process.
 
     All calls raise StoreUnavailable if the store cannot be reached or fails for a time, StoreRefused if an operator has
-    to act. What a call has stored or deleted is seen by all calls that begin after its return, by any process.
+    to act. The texts of both are sentences that name the store.
     """
 
     @property
@@ -28,12 +38,14 @@ class Store(Protocol):
     def put_new(self, key: str, data: bytes) -> bool:
         """Store an object durably, unless there is one of this key. Return whether it was stored.
 
+        Raises ValueError for a key or a size that is not permitted.
+
         Of concurrent calls with the same key exactly one returns True. After StoreUnavailable, and after False for a
         call that was repeated, the caller reads the object to see whose it is.
         """
 
     def get(self, key: str) -> bytes | None:
-        """Return the whole object; None if there is none."""
+        """Return the whole object; None if there is none. Raises InvalidObject above OBJECT_BYTES_MAX."""
 
     def list(self, prefix: str, after: str = "") -> Iterator[StoredObject]:
         """Yield the objects whose keys begin with `prefix` and come after `after`, sorted by key. Lazy, by pages."""
@@ -43,3 +55,16 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release connections. Later calls are not allowed."""
+
+
+def check_key(key: str) -> None:
+    """Raise ValueError unless `key` has ASCII letters, digits, "-" and "." in names between "/", none of which begins
+    with a "."."""
+    if len(key) > KEY_CHARACTERS_MAX or not _KEY.fullmatch(key):
+        raise ValueError(f"{key!r} cannot be the key of an object")
+
+
+def check_size(key: str, size_bytes: int) -> None:
+    """Raise ValueError if an object is too large to be stored."""
+    if size_bytes > OBJECT_BYTES_MAX:
+        raise ValueError(f"the object {key} has {size_bytes} bytes, more than {OBJECT_BYTES_MAX}")
