@@ -104,7 +104,18 @@ def check_path(path: str) -> None:
 LOCAL_FOLDER: Final = "replica"
 """The folder with what a server knows of its own place among the replicas."""
 LOCAL_NAMES: Final = frozenset(
-    {"lock", "address", "starting", "server.log", "server.log.1", "lost+found", LOCAL_FOLDER}
+    {
+        "lock",
+        "address",
+        "starting",
+        "server.log",
+        "server.log.1",
+        "lost+found",
+        ".snapshot",
+        ".gitignore",
+        ".gitkeep",
+        LOCAL_FOLDER,
+    }
 )
 """First names, in the data folder, of what is not replicated, because it belongs to one process or one machine."""
 LOCAL_PREFIXES: Final = ("address.",)
