@@ -287,8 +287,9 @@ class Concurrent:
         return calls
 
 
-STEPS = (0.0, HISTORY / 60, HISTORY / 9)
-"""How much time passes at each call of the store: at the largest, a snapshot that is interrupted is too slow."""
+STEPS = (0.0, HISTORY / 60, HISTORY / 12, HISTORY / 9)
+"""How much time passes at each call of the store: at the third, a snapshot that is interrupted is too slow, and a sweep
+takes longer than the grace period."""
 
 
 def test_every_interleaving_of_a_snapshot_and_a_sweep() -> None:

@@ -22,6 +22,7 @@ from tfmq.replication.entries import (
     EntryKind,
     Position,
     decode_entry,
+    entries_prefix,
     entry_key,
     manifest_key,
     parse_position,
@@ -31,6 +32,8 @@ from tfmq.replication.errors import InvalidObject, NoReplica
 from tfmq.replication.manifest import Manifest, decode_manifest
 from tfmq.replication.store import Store
 
+IN_FLIGHT_MAX: Final = 64
+"""A primary has at most so many entries under way."""
 READ_AHEAD: Final = 4
 """How many entries are requested before they are used."""
 
@@ -146,6 +149,28 @@ def read_entries(
                 return
             raise InvalidObject(f"{entry_key(position)} is a fence, although later entries count")
         yield entry
+
+
+def find_newest_entry(store: Store, chain: Chain) -> Entry | None:
+    """Return the newest entry that counts, of those after the newest manifest; None if there is none."""
+    newest, term = chain.manifests[-1], chain.links[0].term
+    first = newest.slot + 1 if newest.term == term else 0
+    slots: list[int] = []
+    for each in store.list(entries_prefix(term), after=entry_key(Position(term, first - 1)) if first else ""):
+        position = parse_position(each.key)
+        if position is not None:
+            if position.slot != first + len(slots):
+                break
+            slots.append(position.slot)
+    found = None
+    # Above a fence are at most the entries that its owner had under way.
+    for slot in slots[-IN_FLIGHT_MAX:]:
+        data = store.get(entry_key(Position(term, slot)))
+        entry = None if data is None else decode_entry(data, Position(term, slot))
+        if entry is None or entry.kind == EntryKind.FENCE:
+            break
+        found = entry
+    return found
 
 
 def _positions(chain: Chain, after: Position, until: Position | None) -> Iterator[Position]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tfmq.replication.ahead import call_ahead
-from tfmq.replication.chain import READ_AHEAD, Chain, read_chain, read_manifest
+from tfmq.replication.chain import IN_FLIGHT_MAX, READ_AHEAD, Chain, read_chain, read_manifest
 from tfmq.replication.entries import (
     CHUNKS,
     MANIFESTS,
@@ -28,8 +28,6 @@ from tfmq.replication.operations import decode_operations
 from tfmq.replication.snapshot import Progress, ignore_progress
 from tfmq.replication.store import Store
 
-IN_FLIGHT_MAX: Final = 64
-"""A primary stores several entries at once. A gap so close to the newest entry, above all manifests, is no damage."""
 FINDINGS_MAX: Final = 10_000
 """Further findings are only counted."""
 
@@ -228,6 +226,7 @@ class _Verifier:
             for position, data in call_ahead(self._executor, self._get_entry, positions, READ_AHEAD):
                 if position.slot > expected:
                     is_above_manifests = Position(link.term, expected) > chain.manifests[-1]
+                    # Entries that are under way at once may be stored in any order.
                     if link.end is None and is_above_manifests and last - expected < IN_FLIGHT_MAX:
                         return
                     yield _missing(link.term, expected, position.slot)
