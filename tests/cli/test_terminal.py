@@ -23,6 +23,7 @@ from journal import Log, RealDisk, SystemClock
 from journal.record.format import make_log_id
 from tests.cli.terminal import Shown, in_terminal
 from tests.dead_letters.test_store import keeping
+from tests.replication.objects import DictStore, Primary, copy_to_folder
 from tfmq.access.rights import Rights
 from tfmq.access.scram import make_keys
 from tfmq.access.users import User, save_users
@@ -95,6 +96,9 @@ CASES: Mapping[str, str] = {
     "log dump": "log dump {partition}",
     "log verify": "log verify {partition}",
     "log repair": "log repair {partition}",
+    "replica verify": "replica verify {replica}",
+    "replica snapshot": "replica snapshot {replica}",
+    "replica restore": "replica restore {replica} restored-{own}",
     "status": "status",
     "bench": "bench --messages 1000 --topic bench-{own} --acks written",
     "completion": "completion bash",
@@ -104,7 +108,7 @@ ASKING = {"user add", "user password"}
 """They ask for a password (tests/cli/test_user.py)."""
 REFUSED = ("tx forget-group",)
 """Their errors are output too."""
-WITH_BAR = ("dlq redrive", "log verify", "bench")
+WITH_BAR = ("dlq redrive", "log verify", "replica verify", "replica snapshot", "replica restore", "bench")
 """They show a bar, which is gone before they print anything, if they take longer than `bar_after`."""
 
 
@@ -174,6 +178,11 @@ def names(broker: LiveServer, tmp_path: Path, request: pytest.FixtureRequest) ->
     log.append_payloads([b"message %03d" % number for number in range(9)])
     log.force()
     log.close()
+    primary = Primary(DictStore())
+    primary.begin()
+    primary.write_file("segment", b"bytes" * 1000)
+    primary.snapshot()
+    primary.write_file("segment", b"more", 5000)
     shop = User("shop", make_keys("a password", bytes), Rights([]))
     save_users(str(tmp_path / "users.json"), {"shop": shop})
     (tmp_path / f"worker_{own}.py").write_text(WORKER.format(topic=topic, own=own))
@@ -188,6 +197,7 @@ def names(broker: LiveServer, tmp_path: Path, request: pytest.FixtureRequest) ->
         "letter": letters[0][0],
         "partition": partition,
         "users": tmp_path / "users.json",
+        "replica": copy_to_folder(primary.store, tmp_path / "replica"),
     }
 
 

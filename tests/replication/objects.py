@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from journal.disk import Disk
@@ -25,6 +27,7 @@ from tfmq.replication.manifest import Manifest
 from tfmq.replication.operations import Kind, Operation, OperationApplier, encode_header
 from tfmq.replication.snapshot import FolderSource, Snapshotter
 from tfmq.replication.store import StoredObject
+from tfmq.replication.stores.file_store import FileStore
 
 DATA = "/srv/data"
 
@@ -75,6 +78,15 @@ class DictStore:
         data, modified = self.objects[key]
         middle = len(data) // 2
         self.objects[key] = (data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :], modified)
+
+
+def copy_to_folder(store: DictStore, folder: Path) -> str:
+    """Copy the objects into a new folder, and return the URL of the store that this makes it."""
+    folder.mkdir()
+    with closing(FileStore(str(folder))) as copy:
+        for key, (data, _) in store.objects.items():
+            copy.put_new(key, data)
+    return f"file://{folder}"
 
 
 class CallsItself(Executor):

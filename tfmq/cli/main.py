@@ -38,6 +38,7 @@ COMMANDS = {
     "dlq": "tfmq.cli.dlq:dlq",
     "user": "tfmq.cli.user:user",
     "log": "tfmq.cli.log:log",
+    "replica": "tfmq.cli.replica:replica",
     "status": "tfmq.cli.status:status",
     "bench": "tfmq.cli.bench:bench",
     "completion": "tfmq.cli.main:completion",
