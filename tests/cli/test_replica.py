@@ -13,7 +13,7 @@ import pytest
 from journal.disk import RealDisk, RealFile
 from journal.errors import Full
 from tests.cli.conftest import Cli
-from tests.replication.objects import DictStore, Primary, Tree, copy_to_folder, failing_after
+from tests.replication.objects import HookedStore, Primary, Tree, copy_to_folder, failing_after
 from tfmq.cli.output import iso_text
 from tfmq.replication.entries import Position, entry_key, manifest_key
 from tfmq.replication.errors import StoreUnavailable
@@ -30,7 +30,7 @@ def at(time_ms: int) -> str:
 @pytest.fixture
 def primary() -> Primary:
     """A history of four entries, one in ten seconds from noon on, with a snapshot after the second."""
-    primary = Primary(DictStore())
+    primary = Primary(HookedStore())
     primary.time_ms = NOON_MS
     primary.begin()
     for number in range(3):

@@ -23,7 +23,7 @@ from journal import Log, RealDisk, SystemClock
 from journal.record.format import make_log_id
 from tests.cli.terminal import Shown, in_terminal
 from tests.dead_letters.test_store import keeping
-from tests.replication.objects import DictStore, Primary, copy_to_folder
+from tests.replication.objects import HookedStore, Primary, copy_to_folder
 from tfmq.access.rights import Rights
 from tfmq.access.scram import make_keys
 from tfmq.access.users import User, save_users
@@ -178,7 +178,7 @@ def names(broker: LiveServer, tmp_path: Path, request: pytest.FixtureRequest) ->
     log.append_payloads([b"message %03d" % number for number in range(9)])
     log.force()
     log.close()
-    primary = Primary(DictStore())
+    primary = Primary(HookedStore())
     primary.begin()
     primary.write_file("segment", b"bytes" * 1000)
     primary.snapshot()

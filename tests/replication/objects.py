@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import Executor, Future
 from contextlib import closing
 from pathlib import Path
@@ -28,50 +28,40 @@ from tfmq.replication.operations import Kind, Operation, OperationApplier, encod
 from tfmq.replication.snapshot import FolderSource, Snapshotter
 from tfmq.replication.store import StoredObject
 from tfmq.replication.stores.file_store import FileStore
+from tfmq.testing.memory_store import MemoryStore
 
 DATA = "/srv/data"
 
 
-class DictStore:
-    """A store in a dictionary, with a clock of its own, and a hook before each call."""
+class HookedStore(MemoryStore):
+    """A `MemoryStore` with a clock of its own, a hook before each call, and objects that a test may change."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, tuple[bytes, float]] = {}
         self.now = 1_000_000.0
+        super().__init__(lambda: self.now)
         self.before: Callable[[str, str], None] = lambda call, key: None
-        self.stored_bytes = 0
         self.gets: list[str] = []
-
-    name = "memory://"
+        self.objects = StoredObjects(self)
 
     def put_new(self, key: str, data: bytes) -> bool:
         self.before("put_new", key)
-        if key in self.objects:
-            return False
-        self.objects[key] = (data, self.now)
-        self.stored_bytes += len(data)
-        return True
+        return super().put_new(key, data)
 
     def get(self, key: str) -> bytes | None:
         self.before("get", key)
         self.gets.append(key)
-        return self.objects[key][0] if key in self.objects else None
+        return super().get(key)
 
     def list(self, prefix: str, after: str = "") -> Iterator[StoredObject]:
         self.before("list", prefix)
-        for key in sorted(self.objects):
-            if key.startswith(prefix) and key > after and key in self.objects:
-                yield StoredObject(key, len(self.objects[key][0]), self.objects[key][1])
+        return super().list(prefix, after)
 
     def delete(self, key: str) -> None:
         self.before("delete", key)
-        self.objects.pop(key, None)
-
-    def close(self) -> None:
-        pass
+        super().delete(key)
 
     def keys(self, prefix: str) -> list[str]:
-        return sorted(key for key in self.objects if key.startswith(prefix))
+        return [key for key in self.objects if key.startswith(prefix)]
 
     def damage(self, key: str) -> None:
         """Flip a bit in the middle of an object."""
@@ -80,7 +70,32 @@ class DictStore:
         self.objects[key] = (data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :], modified)
 
 
-def copy_to_folder(store: DictStore, folder: Path) -> str:
+class StoredObjects(MutableMapping[str, tuple[bytes, float]]):
+    """The objects of a store, with their times, as a dictionary; without the hook."""
+
+    def __init__(self, store: HookedStore) -> None:
+        self._store = store
+
+    def __getitem__(self, key: str) -> tuple[bytes, float]:
+        return self._store._objects[key]
+
+    def __setitem__(self, key: str, value: tuple[bytes, float]) -> None:
+        MemoryStore.delete(self._store, key)
+        MemoryStore.put_new(self._store, key, value[0])
+        self._store._objects[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._store._objects[key]
+        self._store._keys.remove(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._store._keys))
+
+    def __len__(self) -> int:
+        return len(self._store._keys)
+
+
+def copy_to_folder(store: HookedStore, folder: Path) -> str:
     """Copy the objects into a new folder, and return the URL of the store that this makes it."""
     folder.mkdir()
     with closing(FileStore(str(folder))) as copy:
@@ -101,7 +116,7 @@ class CallsItself(Executor):
         return future
 
 
-def failing_after(store: DictStore, calls: int) -> Callable[[str, str], None]:
+def failing_after(store: HookedStore, calls: int) -> Callable[[str, str], None]:
     """Return a hook that lets all calls after so many fail."""
     left = calls
 
@@ -154,7 +169,7 @@ def make_snapshotter(store: Any, *, seed: int = 0, **changes: Any) -> Snapshotte
 class Primary:
     """Writes a history into a store: changes of a folder on a simulated disk, as entries of terms."""
 
-    def __init__(self, store: DictStore, generator: random.Random | None = None) -> None:
+    def __init__(self, store: HookedStore, generator: random.Random | None = None) -> None:
         self.store = store
         self.disk = empty_disk()
         self.through: Disk | None = None

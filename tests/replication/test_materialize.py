@@ -17,7 +17,7 @@ from journal.testing import SimulatedDisk, crash_states
 from tests.replication.objects import (
     DATA,
     CallsItself,
-    DictStore,
+    HookedStore,
     Primary,
     Tree,
     empty_disk,
@@ -42,7 +42,7 @@ def materialized(store: Store, disk: SimulatedDisk, **options: Any) -> Materiali
     return materialize(store, disk, DATA, CallsItself(), find_start(store, **start), **options)
 
 
-def random_history(store: DictStore, generator: Random) -> Primary:
+def random_history(store: HookedStore, generator: Random) -> Primary:
     """A history of several terms, with fences, void entries and manifests, terms that never began, and BASE entries."""
     primary = Primary(store, generator)
     parent: Position | None = None
@@ -106,7 +106,7 @@ def changed(disk: SimulatedDisk, generator: Random) -> SimulatedDisk:
 @pytest.mark.parametrize("number", range(scaled(200)))
 def test_at_every_position_the_folder_equals_the_model(number: int) -> None:
     generator = seeded("materialize", number)
-    store = DictStore()
+    store = HookedStore()
     primary = random_history(store, generator)
     disk = empty_disk()
     for position in restorable(primary):
@@ -122,7 +122,7 @@ def test_at_every_position_the_folder_equals_the_model(number: int) -> None:
 
 
 def test_a_term_that_was_claimed_and_not_begun_changes_nothing() -> None:
-    store = DictStore()
+    store = HookedStore()
     primary = Primary(store)
     primary.begin()
     primary.write_file("a", b"1")
@@ -134,7 +134,7 @@ def test_a_term_that_was_claimed_and_not_begun_changes_nothing() -> None:
 
 
 def test_a_position_above_a_fence_is_refused() -> None:
-    store = DictStore()
+    store = HookedStore()
     primary = Primary(store)
     primary.begin()
     primary.snapshot()
@@ -149,7 +149,7 @@ def test_a_position_above_a_fence_is_refused() -> None:
 
 
 def test_entries_in_flight_above_a_free_slot_do_not_count() -> None:
-    store = DictStore()
+    store = HookedStore()
     primary = Primary(store)
     primary.begin()
     primary.snapshot()
@@ -160,7 +160,7 @@ def test_entries_in_flight_above_a_free_slot_do_not_count() -> None:
 
 
 def history_of_three_snapshots() -> Primary:
-    primary = Primary(DictStore())
+    primary = Primary(HookedStore())
     primary.begin()
     primary.write(Operation(Kind.MAKE_FOLDER, "orders-0"))
     primary.snapshot()
@@ -196,7 +196,7 @@ def test_damage_of_a_snapshot_is_evaded_by_an_earlier_one() -> None:
 
 
 def test_a_damaged_chunk_is_one_sentence_if_nothing_can_replace_it() -> None:
-    primary = Primary(DictStore())
+    primary = Primary(HookedStore())
     primary.begin()
     primary.write_file("a", b"x" * 700)
     (chunk, _) = primary.snapshot().chunks()
@@ -230,7 +230,7 @@ def forged(primary: Primary, body: bytes, count: int) -> None:
     ],
 )
 def test_a_forged_entry_is_one_sentence(operation: Operation, count: int, why: str) -> None:
-    primary = Primary(DictStore())
+    primary = Primary(HookedStore())
     primary.begin()
     primary.write_file("a", b"1")
     primary.write(Operation(Kind.MAKE_FOLDER, "folder"), Operation(Kind.CREATE, "folder/x"))
@@ -268,7 +268,7 @@ def test_a_missing_or_cut_entry_is_named_and_what_is_newer_refused() -> None:
 
 
 def test_nothing_is_made_of_nothing() -> None:
-    store = DictStore()
+    store = HookedStore()
     with pytest.raises(NoReplica, match=r"^there is no replica at memory://$"):
         find_start(store)
     primary = Primary(store)
@@ -286,7 +286,7 @@ def test_nothing_is_made_of_nothing() -> None:
 def test_restore_to_random_times() -> None:
     for number in range(scaled(100)):
         generator = seeded("restore", number)
-        store = DictStore()
+        store = HookedStore()
         primary = random_history(store, generator)
         positions = restorable(primary)
         for _ in range(5):
@@ -348,7 +348,7 @@ def test_without_a_place_aside_it_is_removed() -> None:
 
 
 def test_a_file_and_a_folder_of_one_name_change_places() -> None:
-    primary = Primary(DictStore())
+    primary = Primary(HookedStore())
     primary.begin()
     primary.write_file("a", b"file")
     primary.write(Operation(Kind.MAKE_FOLDER, "b"), Operation(Kind.CREATE, "b/x"))
@@ -539,7 +539,7 @@ def test_with_threads_and_real_files(tmp_path: Any) -> None:
 
 def test_the_times_of_a_history_increase() -> None:
     """The model of these tests, as `restore to a moment` needs it."""
-    primary = random_history(DictStore(), seeded("times"))
+    primary = random_history(HookedStore(), seeded("times"))
     times = [primary.times[position] for position in sorted(primary.times)]
     assert all(before <= after for before, after in pairwise(times))
 

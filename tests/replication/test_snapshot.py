@@ -8,7 +8,7 @@ import pytest
 
 from tests.replication.objects import (
     DATA,
-    DictStore,
+    HookedStore,
     Primary,
     Tree,
     empty_disk,
@@ -49,7 +49,7 @@ def store_snapshot(snapshotter: Snapshotter, source: Any, slot: int) -> Manifest
 
 
 def test_a_tail_costs_at_most_the_new_bytes_and_a_piece_and_full_chunks_are_read_once() -> None:
-    store = DictStore()
+    store = HookedStore()
     snapshotter = make_snapshotter(store)
     size, slot, base = 2 * CHUNK_BYTES + 300_000, 1, None
     for grown in (0, 100, 200_000, PIECE_BYTES, 3 * PIECE_BYTES + 17):
@@ -68,7 +68,7 @@ def test_a_tail_costs_at_most_the_new_bytes_and_a_piece_and_full_chunks_are_read
 
 def test_a_chunk_is_made_of_pieces_once() -> None:
     """A byte is uploaded in a piece, and once more when its chunk is full."""
-    store = DictStore()
+    store = HookedStore()
     snapshotter = make_snapshotter(store)
     base = store_snapshot(snapshotter, Growing(CHUNK_BYTES - PIECE_BYTES), 1).position
     before = snapshotter.uploaded_bytes
@@ -77,7 +77,7 @@ def test_a_chunk_is_made_of_pieces_once() -> None:
 
 
 def test_what_is_said_to_be_unchanged_counts_only_for_the_newest_manifest() -> None:
-    store = DictStore()
+    store = HookedStore()
     mine, other = make_snapshotter(store), make_snapshotter(store, seed=1)
     size = 3 * PIECE_BYTES
     base = store_snapshot(mine, Growing(size), 1).position
@@ -93,7 +93,7 @@ def test_what_is_said_to_be_unchanged_counts_only_for_the_newest_manifest() -> N
 
 @pytest.mark.usefixtures("small_chunks")
 def test_only_chunks_of_the_newest_manifest_are_used_again() -> None:
-    store = DictStore()
+    store = HookedStore()
     primary = Primary(store)
     primary.begin()
     primary.write_file("a", b"x" * 700)
@@ -119,7 +119,7 @@ def test_a_snapshot_has_every_replicated_file_and_nothing_else() -> None:
         disk.write_file(f"{DATA}/{path}", data)
     for path in ("lock", "address", "address.12", "replica/state", "meta/reserve", "server.log"):
         disk.write_file(f"{DATA}/{path}", b"local")
-    store = DictStore()
+    store = HookedStore()
     found = make_snapshotter(store).upload(FolderSource(disk, DATA))
     assert found.folders == ("empty", "meta", "orders-0", "orders-0/deep")
     assert {file.path: file.size for file in found.files} == {path: len(data) for path, data in contents.items()}
@@ -131,7 +131,7 @@ def test_a_name_that_is_no_text_is_named() -> None:
     disk = empty_disk()
     disk.write_file(f"{DATA}/\udcff", b"")
     with pytest.raises(ReplicationError, match="is no UTF-8, so it cannot be replicated: rename it"):
-        make_snapshotter(DictStore()).upload(FolderSource(disk, DATA))
+        make_snapshotter(HookedStore()).upload(FolderSource(disk, DATA))
 
 
 def test_few_chunks_are_in_memory() -> None:
@@ -144,7 +144,7 @@ def test_few_chunks_are_in_memory() -> None:
             return super().read(file, position, size)
 
     source = Counting(40 * PIECE_BYTES)
-    store = DictStore()
+    store = HookedStore()
 
     def put_done(call: str, key: str) -> None:
         if call == "put_new" and key.startswith("chunks/"):
@@ -165,7 +165,7 @@ def test_few_chunks_are_in_memory() -> None:
 
 
 def test_what_was_uploaded_before_a_failure_is_not_uploaded_again() -> None:
-    store = DictStore()
+    store = HookedStore()
     pauses: list[float] = []
     snapshotter = make_snapshotter(store, pause=pauses.append)
     source = Growing(6 * PIECE_BYTES)
@@ -181,7 +181,7 @@ def test_what_was_uploaded_before_a_failure_is_not_uploaded_again() -> None:
 
 
 def test_an_upload_whose_answer_was_lost_is_repeated_under_another_name() -> None:
-    class Losing(DictStore):
+    class Losing(HookedStore):
         lost = 0
 
         def put_new(self, key: str, data: bytes) -> bool:
@@ -206,7 +206,7 @@ class Clock:
 
 
 def test_a_snapshot_that_takes_too_long_is_given_up_and_begun_again() -> None:
-    store, clock = DictStore(), Clock()
+    store, clock = HookedStore(), Clock()
     snapshotter = make_snapshotter(store, clock=clock, limit_seconds=100)
     content = snapshotter.upload(Growing(PIECE_BYTES))
     clock.now = 101
@@ -224,7 +224,7 @@ def test_a_snapshot_that_takes_too_long_is_given_up_and_begun_again() -> None:
 
 
 def test_a_manifest_that_was_frozen_on_its_way_is_removed() -> None:
-    store, clock = DictStore(), Clock()
+    store, clock = HookedStore(), Clock()
     snapshotter = make_snapshotter(store, clock=clock, limit_seconds=100)
     content = snapshotter.upload(Growing(PIECE_BYTES))
     store.before = lambda call, key: setattr(clock, "now", clock.now + 201 * (call == "put_new"))
@@ -234,7 +234,7 @@ def test_a_manifest_that_was_frozen_on_its_way_is_removed() -> None:
 
 
 def test_of_two_manifests_at_one_position_the_first_counts() -> None:
-    store = DictStore()
+    store = HookedStore()
     first, second = make_snapshotter(store), make_snapshotter(store, seed=1)
     contents = [each.upload(Growing(PIECE_BYTES)) for each in (first, second)]
     stored = first.store_manifest(Position(1, 1), 5, contents[0])
@@ -252,11 +252,11 @@ def test_a_lost_or_shorter_source_fails_the_snapshot_alone() -> None:
 
     for source in (Lost(PIECE_BYTES), Shorter(PIECE_BYTES)):
         with pytest.raises(SnapshotLost):
-            make_snapshotter(DictStore()).upload(source)
+            make_snapshotter(HookedStore()).upload(source)
 
 
 def test_a_chunk_that_the_store_has_lost_is_uploaded_again() -> None:
-    store = DictStore()
+    store = HookedStore()
     snapshotter = make_snapshotter(store)
     first = store_snapshot(snapshotter, Growing(3 * PIECE_BYTES), 1)
     chunks = list(first.chunks())
@@ -271,7 +271,7 @@ def test_a_chunk_that_the_store_has_lost_is_uploaded_again() -> None:
 
 @pytest.mark.usefixtures("small_chunks")
 def test_damage_of_the_newest_manifest_is_healed_and_a_newer_format_respected() -> None:
-    store = DictStore()
+    store = HookedStore()
     primary = Primary(store)
     primary.begin()
     primary.write_file("a", b"x" * 700)
@@ -291,7 +291,7 @@ def test_snapshots_of_a_folder_in_use_are_the_folder_when_they_began() -> None:
     """With a `RecordingDisk`, whose folder is changed at each call of the store."""
     for number in range(scaled(60)):
         generator = seeded("in use", number)
-        store = DictStore()
+        store = HookedStore()
         primary = Primary(store, generator)
         disk = RecordingDisk(primary.disk, DATA)
         primary.through = disk
@@ -323,7 +323,7 @@ def test_snapshots_of_a_folder_in_use_are_the_folder_when_they_began() -> None:
 
 @pytest.mark.usefixtures("small_chunks")
 def test_full_chunks_of_a_file_in_use_are_not_read_again() -> None:
-    store, simulated = DictStore(), empty_disk()
+    store, simulated = HookedStore(), empty_disk()
     disk = RecordingDisk(simulated, DATA)
     snapshotter = make_snapshotter(store)
     file = disk.create(f"{DATA}/segment")

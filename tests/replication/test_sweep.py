@@ -14,7 +14,7 @@ from greenlet import getcurrent, greenlet
 from tests.replication.objects import (
     DATA,
     CallsItself,
-    DictStore,
+    HookedStore,
     Primary,
     empty_disk,
     failing_after,
@@ -34,17 +34,17 @@ pytestmark = pytest.mark.usefixtures("small_chunks")
 HISTORY = 1000.0
 
 
-def swept(store: DictStore, seed: int = 0) -> Swept:
+def swept(store: HookedStore, seed: int = 0) -> Swept:
     return sweep(store, history_seconds=HISTORY, random_bytes=Random(seed).randbytes)
 
 
-def is_whole(store: DictStore) -> bool:
+def is_whole(store: HookedStore) -> bool:
     return not verify(store, CallsItself()).is_damaged
 
 
 def history_of_snapshots(count: int, pause: float = HISTORY / 2) -> Primary:
     """A history with `count` snapshots, one in `pause` seconds. A file that stays, one that changes."""
-    primary = Primary(DictStore())
+    primary = Primary(HookedStore())
     primary.begin()
     primary.write_file("stays", b"s" * 700)
     for number in range(count):
@@ -121,14 +121,14 @@ def test_a_manifest_that_does_not_count_is_no_begin_of_the_history() -> None:
 
 
 def test_ages_are_by_the_clock_of_the_store() -> None:
-    store = DictStore()
+    store = HookedStore()
     store.now = 5.0
     store.put_new("sweeps/left-behind", b"\0")
     store.now = 10_000.0
     assert read_time(store, Random(1).randbytes) == 10_000.0
     assert store.keys("sweeps/") == []
 
-    class Forgetful(DictStore):
+    class Forgetful(HookedStore):
         def put_new(self, key: str, data: bytes) -> bool:
             return True
 
@@ -188,7 +188,7 @@ def test_a_sweep_that_ends_anywhere_leaves_a_whole_history() -> None:
 @pytest.mark.parametrize("number", range(scaled(100)))
 def test_of_a_random_history_what_is_kept_can_be_restored(number: int) -> None:
     generator = seeded("sweep", number)
-    store = DictStore()
+    store = HookedStore()
     store.before = lambda call, key: setattr(store, "now", store.now + 0.05 * HISTORY * (call == "put_new"))
     primary = random_history(store, generator)
     kept = [p for p in restorable(primary) if store.objects[entry_key(p)][1] > store.now - HISTORY]
@@ -203,7 +203,7 @@ def test_of_a_random_history_what_is_kept_can_be_restored(number: int) -> None:
 # Interleavings
 
 
-def run_interleaved(store: DictStore, actors: list[Callable[[], object]], order: Iterable[int], step: float) -> int:
+def run_interleaved(store: HookedStore, actors: list[Callable[[], object]], order: Iterable[int], step: float) -> int:
     """Run the actors, each up to its next call of the store in turn, in the `order` of their numbers, then one after
     the other. The store's clock advances by `step` at each call. Return how many calls were made."""
     main = getcurrent()
@@ -250,8 +250,8 @@ class Concurrent:
     def __init__(self, checked: set[frozenset[str]]) -> None:
         self.checked = checked
         self.primary = concurrent_history()
-        self.store = DictStore()
-        self.store.objects = dict(self.primary.store.objects)
+        self.store = HookedStore()
+        self.store.objects.update(self.primary.store.objects)
         self.store.now = self.primary.store.now
         self.outcomes: list[str] = []
 

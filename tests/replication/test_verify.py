@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.replication.objects import CallsItself, DictStore, Primary, empty_disk, read_tree
+from tests.replication.objects import CallsItself, HookedStore, Primary, empty_disk, read_tree
 from tests.replication.test_materialize import materialized, random_history, restorable
 from tests.replication.test_sweep import history_of_snapshots, swept
 from tests.scale import scaled, seeded
@@ -94,7 +94,7 @@ def test_what_a_newer_version_has_stored_is_no_damage() -> None:
     with pytest.raises(NewerObject):
         verified(primary)
     with pytest.raises(NoReplica, match="there is no replica"):
-        verify(DictStore(), CallsItself())
+        verify(HookedStore(), CallsItself())
 
 
 def test_what_a_sweep_deletes_meanwhile_is_no_damage() -> None:
@@ -117,7 +117,7 @@ def test_what_a_sweep_deletes_meanwhile_is_no_damage() -> None:
 @pytest.mark.parametrize("number", range(scaled(100)))
 def test_the_times_that_are_lost_are_those_that_cannot_be_restored(number: int) -> None:
     generator = seeded("verify", number)
-    primary = random_history(DictStore(), generator)
+    primary = random_history(HookedStore(), generator)
     assert not verified(primary).is_damaged
     manifests = primary.store.keys("manifests/")
     for key in generator.sample(manifests, min(len(manifests), 2)):

@@ -44,8 +44,8 @@ from tools.mutants.bugs_page import PAGE
 from tools.mutants.bugs_programs import PROGRAMS
 from tools.mutants.bugs_refusals import REFUSALS
 from tools.mutants.bugs_removed_files import REMOVED_FILES
-from tools.mutants.bugs_replication_stores import REPLICATION_STORES
 from tools.mutants.bugs_replication_snapshots import REPLICATION_SNAPSHOTS
+from tools.mutants.bugs_replication_stores import REPLICATION_STORES
 from tools.mutants.bugs_run import RUN_CALLS
 from tools.mutants.bugs_run_ends import RUN_ENDS
 from tools.mutants.bugs_run_saved import RUN_SAVED
