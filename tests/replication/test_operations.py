@@ -165,6 +165,15 @@ def test_a_file_with_changes_is_fsynced_before_it_is_closed() -> None:
     assert disk.read_file(f"{DATA}/0") == b"xy"
 
 
+def test_the_names_in_a_renamed_folder_survive_a_power_cut() -> None:
+    disk, applied = applier()
+    applied.apply(
+        [Operation(Kind.MAKE_FOLDER, "f"), Operation(Kind.CREATE, "f/a"), Operation(Kind.RENAME, "f", target="g")]
+    )
+    applied.force()
+    assert disk.crash(keep="nothing").list(f"{DATA}/g") == ["a"]
+
+
 def test_an_unlinked_file_is_not_fsynced() -> None:
     disk, applied = applier()
     applied.apply([Operation(Kind.CREATE, "a"), Operation(Kind.WRITE, "a", 0, b"x"), Operation(Kind.UNLINK, "a")])

@@ -7,14 +7,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from journal.disk import Disk, File, Lock, RealDisk
+from journal.disk import Bytes, Disk, File, Lock, RealDisk
 from journal.errors import Full
 from journal.linux_aio import AioFsyncQueue
 from journal.testing import SimulatedDisk, SimulatedFile
@@ -548,13 +548,18 @@ def test_a_force_is_noted_for_its_own_thread() -> None:
     disk = recording()
     file = disk.create(f"{DATA}/a")
     found: list[int | None] = []
+    forced, seen = threading.Event(), threading.Event()
 
     def job() -> None:
         file.force()
+        forced.set()
+        seen.wait(5)
         found.append(disk.take_forced())
 
     worker = threading.Thread(target=job)
     worker.start()
+    assert forced.wait(5) and disk.take_forced() is None
+    seen.set()
     worker.join(5)
     assert found == [1] and disk.take_forced() is None
     file.pwritev([b"x"], 0)
@@ -607,6 +612,26 @@ def test_a_lock_file_is_no_replicated_file() -> None:
 
 
 # Threads
+
+
+def test_a_write_and_its_record_are_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread writes the same bytes after the first write was executed, as soon as it can."""
+    disk = recording()
+    file = disk.create(f"{DATA}/a")
+    other = threading.Thread(target=lambda: file.pwritev([b"second"], 0))
+    write = SimulatedFile.pwritev
+
+    def pwritev(inner: SimulatedFile, buffers: Sequence[Bytes], position: int) -> int:
+        written = write(inner, buffers, position)
+        if threading.current_thread() is not other:
+            other.start()
+            other.join(0.1)
+        return written
+
+    monkeypatch.setattr(SimulatedFile, "pwritev", pwritev)
+    file.pwritev([b"first"], 0)
+    other.join(5)
+    assert [one.data for one in recorded(disk)[1:]] == [b"first", b"second"] and file.pread(9, 0) == b"second"
 
 
 def test_threads_keep_the_order_of_cause_and_effect() -> None:

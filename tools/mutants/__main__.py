@@ -10,6 +10,7 @@ import sys
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tools.mutants import page
@@ -68,7 +69,7 @@ def table(verdicts: list[Verdict]) -> Table:
     """The verdicts for a terminal."""
     view = Table("planted bug", "promise it breaks", "caught by", "seconds")
     for verdict in verdicts:
-        caught = verdict.caught_by[0] if verdict.caught else f"[bold red]NOT CAUGHT[/] {verdict.trouble}"
+        caught = escape(verdict.caught_by[0]) if verdict.caught else f"[bold red]NOT CAUGHT[/] {verdict.trouble}"
         view.add_row(verdict.mutant.name, verdict.mutant.promise, caught, f"{verdict.seconds:.0f}")
     return view
 

@@ -44,6 +44,7 @@ from tools.mutants.bugs_page import PAGE
 from tools.mutants.bugs_programs import PROGRAMS
 from tools.mutants.bugs_refusals import REFUSALS
 from tools.mutants.bugs_removed_files import REMOVED_FILES
+from tools.mutants.bugs_replication_recording import REPLICATION_RECORDING
 from tools.mutants.bugs_replication_snapshots import REPLICATION_SNAPSHOTS
 from tools.mutants.bugs_replication_stores import REPLICATION_STORES
 from tools.mutants.bugs_run import RUN_CALLS
@@ -139,4 +140,5 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + FAULT_RUNS
     + REPLICATION_STORES
     + REPLICATION_SNAPSHOTS
+    + REPLICATION_RECORDING
 )
