@@ -31,6 +31,7 @@ from tfmq.replication.entries import EntryKind, Position, encode_entry, entry_ke
 from tfmq.replication.errors import InvalidObject, NewerObject, NoReplica, StoreUnavailable
 from tfmq.replication.materialize import MARKER_PATH, Materialized, find_start, is_incomplete, materialize
 from tfmq.replication.operations import Kind, Operation
+from tfmq.replication.snapshot import FolderSource
 from tfmq.replication.store import Store
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -84,6 +85,24 @@ def random_history(store: HookedStore, generator: Random) -> Primary:
         primary.write_randomly()
     primary.store.put_new(term_key(primary.position.term + 1), b"claimed")
     return primary
+
+
+def test_the_snapshot_of_a_base_does_not_count_before_the_base() -> None:
+    """It is stored first, and its primary may die or be fenced between."""
+    primary = Primary(HookedStore())
+    primary.begin()
+    primary.write_file("a", b"a")
+    primary.snapshot()
+    last = primary.position
+    primary.disk.write_file(f"{DATA}/a", b"changed")
+    content = primary.snapshotter.upload(FolderSource(primary.disk, DATA))
+    base = primary.snapshotter.store_manifest(Position(1, last.slot + 1), primary.time_ms, content).position
+    assert materialized(primary.store, empty_disk()).position == last
+    primary.fence(base)
+    assert materialized(primary.store, empty_disk()).position == last
+    del primary.store.objects[entry_key(base)]
+    primary.store_entry(EntryKind.BASE, b"")
+    assert materialized(primary.store, empty_disk()).position == base
 
 
 def restorable(primary: Primary) -> list[Position]:

@@ -61,8 +61,8 @@ def test_the_history_and_what_it_needs_is_kept_and_the_rest_is_deleted() -> None
     found = swept(store)
     assert found.oldest == Position(1, 5), "stored exactly when the history begins"
     assert store.keys("manifests/") == [manifest_key(Position(1, slot)) for slot in (5, 6, 7)]
-    assert store.keys("entries/") == [entry_key(Position(1, slot)) for slot in (6, 7)]
-    assert (found.manifests, found.entries, found.chunks) == (3, 6, 3)
+    assert store.keys("entries/") == [entry_key(Position(1, slot)) for slot in (5, 6, 7)]
+    assert (found.manifests, found.entries, found.chunks) == (3, 5, 3)
     assert found.chunk_bytes == 3 * 512
     assert is_whole(store)
     assert store.keys("sweeps/") == []
@@ -74,8 +74,13 @@ def test_the_history_and_what_it_needs_is_kept_and_the_rest_is_deleted() -> None
 
 
 def test_terms_below_the_history_are_deleted_and_the_newest_stays() -> None:
+    """Their fences stay: a primary that slept since then meets its own."""
     primary = history_of_snapshots(1)
+    fences = []
     for _ in range(3):
+        fences.append(Position(primary.position.term, primary.position.slot + 1))
+        primary.fence(fences[-1])
+        primary.fence(Position(primary.position.term + 1, 0))
         primary.begin(skipped=1)
         primary.store.put_new(handover_key(primary.position.term), b"")
         primary.snapshot()
@@ -83,8 +88,15 @@ def test_terms_below_the_history_are_deleted_and_the_newest_stays() -> None:
     swept(primary.store)
     assert primary.store.keys("terms/") == [term_key(7)]
     assert primary.store.keys("handovers/") == [handover_key(7)]
-    assert primary.store.keys("entries/") == []
+    assert primary.store.keys("entries/") == [entry_key(each) for each in (*fences, primary.position)]
     assert materialized(primary.store, empty_disk()).position == primary.position
+    fences.append(Position(7, 1))
+    primary.fence(fences[-1])
+    primary.begin()
+    primary.snapshot()
+    primary.store.now += HISTORY
+    swept(primary.store)
+    assert primary.store.keys("entries/") == [entry_key(each) for each in (*fences, primary.position)]
 
 
 def test_without_a_snapshot_that_is_old_enough_nothing_but_garbage_goes() -> None:

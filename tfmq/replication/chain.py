@@ -84,7 +84,17 @@ def read_chain(store: Store) -> Chain:
             raise NoReplica(f"there is no replica at {store.name}")
         raise NoReplica(f"no primary has begun the replica at {store.name} yet")
     chain = Chain(tuple(links), ())
-    return chain._replace(manifests=tuple(position for position in sorted(stored) if chain.counts(position)))
+    manifests = [position for position in sorted(stored) if chain.counts(position)]
+    # The manifest of a BASE is stored before the BASE, which may never be stored.
+    if manifests and manifests[-1].term == links[0].term and not _is_entry(store, manifests[-1]):
+        manifests.pop()
+    return chain._replace(manifests=tuple(manifests))
+
+
+def _is_entry(store: Store, position: Position) -> bool:
+    """Return whether something other than a fence is stored at `position`."""
+    data = store.get(entry_key(position))
+    return data is not None and decode_entry(data, position).kind != EntryKind.FENCE
 
 
 def _follow_parents(store: Store, term: int, begin: Begin | None) -> Iterator[Link]:

@@ -1,17 +1,19 @@
 """Sweep: delete what no restore within the history needs any more.
 
-Kept are the newest manifest that was stored before the history begins, all later ones, the entries after it, and the
-chunks that these manifests refer to. A chunk without a reference is deleted when it is older than the grace period,
-because a snapshot that is under way may refer to it (`tfmq.replication.snapshot`). All ages are by the clock of the
-store. Any number of sweeps may run at the same time, and a sweep may be interrupted anywhere.
+Kept are the newest manifest that was stored before the history begins, all later ones, the entries from its own on, and
+the chunks that these manifests refer to. The fence that ended a term is kept for ever: a primary that slept for longer
+than the history would store an entry in its place, and count it (docs/decisions/replication-terms.md). A chunk without
+a reference is deleted when it is older than the grace period, because a snapshot that is under way may refer to it
+(`tfmq.replication.snapshot`). All ages are by the clock of the store. Any number of sweeps may run at the same time,
+and a sweep may be interrupted anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from tfmq.replication.chain import read_chain
+from tfmq.replication.chain import Chain, read_chain
 from tfmq.replication.entries import (
     CHUNKS,
     ENTRIES,
@@ -20,6 +22,7 @@ from tfmq.replication.entries import (
     SWEEPS,
     TERMS,
     Position,
+    entries_prefix,
     manifest_key,
     parse_handover,
     parse_position,
@@ -28,7 +31,7 @@ from tfmq.replication.entries import (
 from tfmq.replication.errors import InvalidObject, NewerObject, StoreUnavailable
 from tfmq.replication.manifest import decode_manifest, parse_chunk_name
 from tfmq.replication.snapshot import grace_seconds
-from tfmq.replication.store import Store, StoredObject
+from tfmq.replication.store import Store
 
 LEFT_BEHIND_SECONDS: Final = 3600
 """An older object of a sweep belongs to one that was interrupted."""
@@ -81,7 +84,7 @@ def sweep(store: Store, *, history_seconds: float, random_bytes: Callable[[int],
         entries = manifests = 0
     else:
         manifests = _delete_manifests(store, [position for position in stored if position < oldest])
-        entries = _delete_entries(store, oldest)
+        entries = _delete_entries(store, chain, oldest)
         _delete_terms(store, oldest.term)
     chunks, chunk_bytes = (0, 0) if damage else _delete_chunks(store, references, now - grace_seconds(history_seconds))
     return Swept(oldest, manifests, entries, chunks, chunk_bytes, damage)
@@ -114,22 +117,19 @@ def _delete_manifests(store: Store, positions: list[Position]) -> int:
     return len(positions)
 
 
-def _delete_entries(store: Store, oldest: Position) -> int:
-    """Delete the entries up to `oldest`. In ascending order, so that the rest is whole wherever this is interrupted."""
+def _delete_entries(store: Store, chain: Chain, oldest: Position) -> int:
+    """Delete the entries below `oldest`. In ascending order, so that the rest is whole wherever this is interrupted."""
+    fences = {Position(link.term, link.end + 1) for link in chain.links if link.end is not None}
     count = 0
-    for each in _all_up_to(store, oldest):
-        store.delete(each.key)
-        count += 1
-    return count
-
-
-def _all_up_to(store: Store, oldest: Position) -> Iterator[StoredObject]:
-    for each in store.list(ENTRIES):
+    # Before the oldest term of the chain, only fences are left.
+    for each in store.list(ENTRIES, entries_prefix(chain.links[-1].term)):
         position = parse_position(each.key)
-        if position is not None and position > oldest:
-            return
-        if position is not None:
-            yield each
+        if position is not None and position >= oldest:
+            break
+        if position is not None and position not in fences:
+            store.delete(each.key)
+            count += 1
+    return count
 
 
 def _delete_terms(store: Store, oldest: int) -> None:
