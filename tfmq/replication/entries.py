@@ -73,6 +73,10 @@ def manifest_key(position: Position) -> str:
     return f"{MANIFESTS}{position.term:016d}-{position.slot:016d}"
 
 
+def manifests_prefix(term: int) -> str:
+    return f"{MANIFESTS}{term:016d}-"
+
+
 def parse_position(key: str) -> Position | None:
     """Return the position in the key of an entry or a manifest; None for other keys."""
     for prefix, between in ((ENTRIES, "/"), (MANIFESTS, "-")):
@@ -184,11 +188,15 @@ class Fence(NamedTuple):
 
 
 class Term(NamedTuple):
-    """The object of a term: which member has claimed it, and where clients reach that member."""
+    """The object of a term: which member has claimed it, and where clients reach that member.
+
+    `nonce` is random. By it a claimant knows its own object, also if a copy of its folder is started elsewhere.
+    """
 
     number: int
     member: str
     address: str
+    nonce: str
 
     def encode(self) -> bytes:
         return pack({"format": FORMAT, **self._asdict()})
@@ -197,12 +205,12 @@ class Term(NamedTuple):
     def decode(cls, data: bytes, number: int) -> Self:
         """Raises InvalidObject, NewerObject."""
         key = term_key(number)
-        fields = _fields(data, key, {"format": int, "number": int, "member": str, "address": str})
+        fields = _fields(data, key, {"format": int, "number": int, "member": str, "address": str, "nonce": str})
         if fields["format"] > FORMAT:
             raise NewerObject(f"{key} has format {fields['format']}, this version knows up to {FORMAT}")
         if fields["number"] != number:
             raise InvalidObject(f"{key} is the term {fields['number']}")
-        return cls(number, fields["member"], fields["address"])
+        return cls(number, fields["member"], fields["address"], fields["nonce"])
 
 
 class Identity(NamedTuple):

@@ -47,6 +47,7 @@ from tools.mutants.bugs_removed_files import REMOVED_FILES
 from tools.mutants.bugs_replication_recording import REPLICATION_RECORDING
 from tools.mutants.bugs_replication_snapshots import REPLICATION_SNAPSHOTS
 from tools.mutants.bugs_replication_stores import REPLICATION_STORES
+from tools.mutants.bugs_replication_terms import REPLICATION_TERMS
 from tools.mutants.bugs_run import RUN_CALLS
 from tools.mutants.bugs_run_ends import RUN_ENDS
 from tools.mutants.bugs_run_saved import RUN_SAVED
@@ -141,4 +142,5 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + REPLICATION_STORES
     + REPLICATION_SNAPSHOTS
     + REPLICATION_RECORDING
+    + REPLICATION_TERMS
 )
