@@ -492,10 +492,9 @@ class Model:
                 require(is_own, f"m{index} serves in term {place.term}, which another began or ended before")
         begun = [term for term in self._terms if self._kinds[first[self._entries[term, 0]]] == EntryKind.BEGIN]
         for term in self._terms:
-            mask = state.stored[term]
-            for slot in range(1, SLOTS if mask else 0):
+            for slot in range(1, _stored_to(state.stored[term]) + 1):
                 is_own = first[self._entries[term, slot]] == self._own[term, slot]
-                require(not mask >> slot & 1 or is_own, f"primary {term} counts slot {slot}, which was fenced before")
+                require(is_own, f"primary {term} counts slot {slot}, which was fenced before")
         for below, term in pairwise(begun):
             parent = self._begins[first[self._entries[term, 0]]].parent
             require(parent is not None and parent.term == below, f"term {term} does not continue term {below}")
