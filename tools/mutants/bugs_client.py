@@ -589,6 +589,14 @@ READING: Final = (
         ),
         [STORAGE],
     ),
+    Mutant(
+        "done-requests-stay-below-one-that-waits",
+        "a client keeps no requests that are done",
+        "tfmq/client/connection/connection.py",
+        "            if len(self._deadlines) > DEADLINES_KEPT + 2 * len(self._pending):\n",
+        "            if False:\n",
+        ["tests/client/connection/test_connection.py"],
+    ),
 )
 
 CLIENT: Final = PRODUCER + READING

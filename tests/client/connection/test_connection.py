@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 import tfmq
@@ -9,7 +11,7 @@ from tests.client.fake_broker import CUT, HOLD, LOSE, SWALLOW, FakeBroker, Sessi
 from tests.client.rig import Rig
 from tfmq import aio
 from tfmq.client.connection.addresses import BrokerAddress
-from tfmq.client.connection.connection import PendingRequest, connection_error, error_from_reply
+from tfmq.client.connection.connection import DEADLINES_KEPT, PendingRequest, connection_error, error_from_reply
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -144,6 +146,20 @@ def test_answers_may_come_in_any_order(rig: Rig) -> None:
     rig.broker.release()
     rig.exchange()
     assert slow.done
+
+
+def test_requests_that_are_done_do_not_stay_in_memory_while_another_one_waits(rig: Rig) -> None:
+    rig.broker.plan(Ping, HOLD)
+    waiting = rig.link.send_request(Ping(), seconds=60)
+    rig.exchange()
+    done = []
+    for _ in range(DEADLINES_KEPT + 50):
+        done.append(weakref.ref(rig.link.send_request(Ping(), seconds=120)))
+        rig.exchange()
+    assert sum(each() is not None for each in done) <= DEADLINES_KEPT
+    rig.advance(70)
+    with pytest.raises(TimedOut):
+        waiting.result()
 
 
 def test_an_error_reply_is_raised(rig: Rig) -> None:

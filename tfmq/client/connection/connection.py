@@ -163,6 +163,8 @@ Long enough for a broker that is started together with the client; short enough 
 SILENT_ATTEMPTS = 3
 """After this number of failed attempts at each address (in about 0.15 s), the client logs that it waits."""
 REQUEST_TIMEOUT_SECONDS = 30.0
+DEADLINES_KEPT: Final = 256
+"""So many requests may stay in the heap of deadlines although they are done."""
 HELLO_TIMEOUT_SECONDS = 10.0
 
 HELLO = BY_REQUEST[Hello]
@@ -300,6 +302,10 @@ class ClientConnection:
         self.background_requests += in_background
         if deadline != NEVER:
             heapq.heappush(self._deadlines, (deadline, pending.correlation_id, pending))
+            if len(self._deadlines) > DEADLINES_KEPT + 2 * len(self._pending):
+                # Requests that are done stay, with their replies, below one that waits for long.
+                self._deadlines = [each for each in self._deadlines if not each[2].done]
+                heapq.heapify(self._deadlines)
         return pending
 
     def abandon(self, pending: PendingRequest, error: TfmqError | None = None) -> None:
