@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tfmq.errors import MessageTooLarge as MessageTooLarge
     from tfmq.errors import NotAllowed as NotAllowed
     from tfmq.errors import NotARecord as NotARecord
+    from tfmq.errors import NotPrimary as NotPrimary
     from tfmq.errors import NotSupported as NotSupported
     from tfmq.errors import OffsetOutOfRange as OffsetOutOfRange
     from tfmq.errors import SequenceGap as SequenceGap
@@ -94,7 +95,7 @@ _ERRORS = (
     "Abandoned BadFrame BadRequest Busy Closed ConfigError ConnectionFailed Damaged DecodeFailed"
     " DeliveryFailed DiskFull Fenced Forbidden GroupFenced GroupIncomplete GroupStale HeuristicOutcome"
     " LoginFailed LogTruncated"
-    " MessageTooLarge NotARecord NotAllowed NotSupported OffsetOutOfRange SequenceGap ServerError"
+    " MessageTooLarge NotARecord NotAllowed NotPrimary NotSupported OffsetOutOfRange SequenceGap ServerError"
     " StaleEpoch StaleProducer StorageStopped StoreFailed TfmqError TimedOut TopicExists TransactionCommitted"
     " TransactionError TransactionExists TransactionRolledBack TransactionState TransactionTooLarge"
     " UnknownCommand UnknownPartition UnknownProducer UnknownSchedule UnknownTopic UnknownTransaction"

@@ -2,6 +2,7 @@
 
     TfmqError
     ├── ConnectionFailed      also a ConnectionError
+    │   └── NotPrimary        .primary
     ├── TimedOut              also a TimeoutError
     ├── BadRequest
     │   └── NotARecord        .offset
@@ -121,6 +122,21 @@ class ConnectionFailed(TfmqError, ConnectionError):
     number, code, retriable = 2, "connection_failed", True
     happened = "The connection to the broker failed or was lost."
     advice = "Check that tfmq-server runs and that the address is right; repeated sends are stored once."
+
+
+class NotPrimary(ConnectionFailed):
+    """No primary of a replicated broker is reached. `primary`: HOST:PORT of the primary; "" where it is not known.
+
+    It is a `ConnectionFailed`, because a client follows the primary by itself: where it cannot reach one, it has no
+    broker to work with.
+    """
+
+    number, code, outcome = 47, "not_primary", NOT_DONE
+    happened = "This server is a standby, which takes no requests before it is primary."
+    advice = (
+        "Give clients the addresses of all servers; they find the primary. `tfmq replica status` shows the servers."
+    )
+    primary = Detail("")
 
 
 class TimedOut(TfmqError, TimeoutError):

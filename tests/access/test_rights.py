@@ -27,6 +27,7 @@ HANDLE = format_handle(Handle(store_id=1, log_id=7 << 24, due=5, number=6))
 NEEDED: dict[str, str] = {
     "PING": "",
     "STATUS": "monitor",
+    "PROMOTE_REPLICA": "admin",
     "CANCEL": "",
     "METADATA": "write:orders",
     "CREATE_TOPIC": "manage:orders",

@@ -17,7 +17,7 @@ from tfmq.broker.request_handler import RequestHandler
 from tfmq.config import Config, load
 from tfmq.errors import TfmqError
 from tfmq.protocol import commands
-from tfmq.protocol.commands import DUE_BYTES
+from tfmq.protocol.commands import ACKS_SYNCED, DUE_BYTES
 from tfmq.protocol.delayed_handle import Handles, decode_due_times
 
 DATA = "/data"
@@ -80,6 +80,7 @@ class Session:
         self.user = ""
         self.number = next(self._numbers)
         self.sent_bytes = 1 << 40
+        self.synced_durability = ACKS_SYNCED
         self.paused = False
         self.is_closed = False
         self.callbacks: list[Callable[[], None]] = []

@@ -9,7 +9,7 @@ import pytest
 from journal.record.batch import split_blocks
 from journal.record.format import make_id, make_record
 from tests.broker.helpers import Broker, Session, batch, payloads_of
-from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Block, Produce
+from tfmq.protocol.commands import ACKS_NONE, ACKS_REPLICATED, ACKS_SYNCED, ACKS_WRITTEN, Block, Produce
 
 
 @pytest.fixture
@@ -224,6 +224,18 @@ def test_a_successor_closes_its_id_for_good_and_reports_the_last_sequence(broker
     assert stale.code == "stale_producer"
     assert stale.failure is not None and stale.failure.details["successor"] == answer.successor_id
     assert broker.produce(answer.successor_id, 0).code == "ok"
+
+
+def test_what_is_durable_is_reported_as_the_session_is_told_and_nothing_else_is(broker: Broker) -> None:
+    """A broker that replicates synchronously says "replicated", to clients that know the word."""
+    producer, session = broker.lease(), Session()
+    session.synced_durability = ACKS_REPLICATED
+    synced = broker.produce(producer, 0, [b"a"], session=session)
+    assert synced.durability == ACKS_REPLICATED
+    assert broker.produce(producer, 0, [b"a"], session=session).durability == ACKS_REPLICATED, "a repeat"
+    assert broker.produce(producer, 1, [b"b"], acks=ACKS_WRITTEN, session=session).durability == ACKS_WRITTEN
+    broker.session = session
+    assert broker.succeed(producer).durability == ACKS_REPLICATED
 
 
 def test_a_successor_s_answer_is_repeatable_also_after_a_crash(broker: Broker) -> None:

@@ -26,11 +26,15 @@ def methods(shape: type) -> set[str]:
     return {name for name, _ in inspect.getmembers(shape) if not name.startswith("_")}
 
 
+ATTRIBUTES = {"identity", "is_closed", "number", "operator", "sent_bytes", "synced_durability", "user"}
+"""Of a session; its other members are methods."""
+
+
 def test_both_implement_replies_and_sessions() -> None:
     assert methods(Reply) <= methods(helpers.Answer) | {"correlation"}
-    assert methods(Session) <= methods(helpers.Session) | {"identity", "number", "operator", "user"}
+    assert methods(Session) <= methods(helpers.Session) | ATTRIBUTES
     assert methods(Reply) <= methods(server.Reply)
-    assert methods(Session) <= methods(server.Session) | {"identity", "number", "operator"}
+    assert methods(Session) <= methods(server.Session) | ATTRIBUTES
 
 
 # Every journal error has a client's name, at one border.

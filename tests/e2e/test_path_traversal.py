@@ -36,6 +36,7 @@ INSIDE = commands.TransactionOffsets("orders", "orders", 1, [GroupOffset("orders
 SAMPLES: tuple[Any, ...] = (
     commands.Hello("TFMQ", 1, 1, "orders", {"orders": "orders", "process": 1}),
     commands.Ping(),
+    commands.PromoteReplica(),
     commands.Status(),
     commands.Cancel(1),
     commands.Metadata(["orders"], True),

@@ -20,6 +20,7 @@ PUBLISHED = {
     "STATUS": 3,
     "CANCEL": 4,
     "AUTHENTICATE": 5,
+    "PROMOTE_REPLICA": 6,
     "METADATA": 10,
     "CREATE_TOPIC": 11,
     "GROW_TOPIC": 12,

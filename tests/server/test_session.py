@@ -43,7 +43,6 @@ class Client:
         every_limit = {**EVERY_LIMIT, **(limit or {})}
         self.session = Session(
             SessionContext(
-                handle=self.engine.take,
                 node="node-1",
                 server="tfmq 9",
                 address="127.0.0.1:8367",
@@ -54,6 +53,7 @@ class Client:
                 turn_wanted=self.net.turn.request_end,
                 status=lambda: self.engine.status(),
                 **{
+                    "handle": self.engine.take,
                     "opened": self.sessions.add,
                     "closed": self.sessions.discard,
                     "header_bounds": commands.header_bounds(),
@@ -379,7 +379,7 @@ def test_hello_names_the_login_and_requests_wait_for_it() -> None:
     access = Access()
     client = Client(hello=False, access=access)
     client.say_hello()
-    assert client.replies()[0][-1] == ["scram-sha-256"]
+    assert client.replies()[0][-2] == ["scram-sha-256"]
     [(zero, correlation, _, done)] = login(client, "right")
     assert (zero, correlation, done) == (0, 6, True)
     assert (client.session.user, client.session.identity) == ("ann", "test of user ann at 127.0.0.1:50000")

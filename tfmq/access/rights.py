@@ -199,6 +199,7 @@ RULES: Final[Mapping[type[Any], Rule]] = {
     commands.Ping: NOTHING,
     commands.Cancel: NOTHING,
     commands.Status: _any(MONITOR),
+    commands.PromoteReplica: _any(ADMIN),
     commands.Metadata: _metadata,
     commands.CreateTopic: _topic(MANAGE),
     commands.GrowTopic: _topic(MANAGE),

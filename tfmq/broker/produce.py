@@ -96,13 +96,13 @@ class ProduceAppend(PendingAppend):
             partition.when_durable(end, partial(self._fsync_done, positions, fields))
         else:
             durable = end <= partition.log.forced_offset
-            self._reply_ok(positions, ACKS_SYNCED if durable else ACKS_WRITTEN, *fields)
+            self._reply_ok(positions, self._session.synced_durability if durable else ACKS_WRITTEN, *fields)
 
     def _fsync_done(self, positions: Sequence[tuple[int, int]], fields: Any, error: BaseException | None) -> None:
         if error is not None:
             self.rejected(client_error(error, UNKNOWN))
         else:
-            self._reply_ok(positions, ACKS_SYNCED, *fields)
+            self._reply_ok(positions, self._session.synced_durability, *fields)
 
     def _reply_ok(self, *fields: Any) -> None:
         self._writes.times.record(self._writes.monotonic() - self._started_at)
@@ -149,15 +149,16 @@ class SuccessionAppend(PendingAppend):
     alone = True
     size_bytes = TRAILER_SIZE
 
-    def __init__(self, producer_id: int, successor: int, now_ms: int, reply: Reply) -> None:
+    def __init__(self, producer_id: int, successor: int, now_ms: int, reply: Reply, session: Session) -> None:
         self._id, self._successor, self._now_ms, self._reply = producer_id, successor, now_ms, reply
+        self._session = session
         self._last = -1
 
     def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
         producers = partition.producers
         closed = producers.closed_id(self._id)
         if closed is not None:
-            reply_closed(partition, closed, self._reply)
+            reply_closed(partition, closed, self._reply, self._session)
             return None
         self._last = producers.last_sequence(self._id)
         if self._last < 0:
@@ -167,7 +168,7 @@ class SuccessionAppend(PendingAppend):
 
     def appended(self, partition: Partition, results: list[Appended]) -> None:
         partition.producers.close(self._id, self._successor, self._last, results[0].append_time)
-        reply_closed(partition, (self._successor, self._last), self._reply)
+        reply_closed(partition, (self._successor, self._last), self._reply, self._session)
 
     def rejected(self, error: BaseException) -> None:
         self._reply.error(error)
@@ -230,18 +231,18 @@ class ProduceHandler:
         except StructError:
             return  # a record is incomplete: `Log.check` rejects the batch
 
-    def succeed(self, partition: Partition, producer_id: int, reply: Reply) -> None:
+    def succeed(self, partition: Partition, producer_id: int, reply: Reply, session: Session) -> None:
         """Close a producer id in `partition` and reply with the id that succeeds it."""
         closed = partition.producers.closed_id(producer_id)
         if closed is not None:
-            reply_closed(partition, closed, reply)
+            reply_closed(partition, closed, reply, session)
             return
 
         def leased(successor: int, error: BaseException | None) -> None:
             if error is not None:
                 reply.error(not_done_error(error))
             else:
-                self.enqueue(partition, SuccessionAppend(producer_id, successor, self.now_ms(), reply))
+                self.enqueue(partition, SuccessionAppend(producer_id, successor, self.now_ms(), reply, session))
 
         self._leases.allocate(1, leased, in_use=producer_id)
 
@@ -270,7 +271,8 @@ class ProduceHandler:
                 raise
 
 
-def reply_closed(partition: Partition, closed: tuple[int, int], reply: Reply) -> None:
+def reply_closed(partition: Partition, closed: tuple[int, int], reply: Reply, session: Session) -> None:
     """Reply with `closed`, the (successor, last sequence) of a producer id, once the log is durable to its end."""
-    done = reply_when_done(reply, lambda: (*closed, ACKS_SYNCED), partial(client_error, outcome=UNKNOWN))
+    durability = session.synced_durability
+    done = reply_when_done(reply, lambda: (*closed, durability), partial(client_error, outcome=UNKNOWN))
     partition.when_durable(partition.log.end_offset, done)

@@ -81,6 +81,11 @@ class Session(Protocol):
     def sent_bytes(self) -> int:
         """Bytes of the replies to this client that the system has accepted so far."""
 
+    @property
+    def synced_durability(self) -> int:
+        """What replies to this session report as the durability of what is durable: `ACKS_SYNCED`, or
+        `ACKS_REPLICATED` where the broker replicates synchronously and the client knows that value."""
+
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call `callback()` once, in the broker's thread: when the connection is closed, or now if it is closed."""
 

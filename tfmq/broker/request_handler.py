@@ -18,11 +18,14 @@ from tfmq.broker.log_offsets import locate
 from tfmq.broker.reply import STOPPING, Body, Buffers, Randomness, Reply, Run, Session, client_error
 from tfmq.broker.startup import start
 from tfmq.config import Config
-from tfmq.errors import NOT_DONE, Busy, TfmqError, UnknownPartition, UnknownTopic
+from tfmq.errors import NOT_DONE, Busy, NotAllowed, TfmqError, UnknownPartition, UnknownTopic
 from tfmq.protocol import commands
 
 audit = logging.getLogger("tfmq.audit")
 
+NO_STANDBY: Final = (
+    "This server is not a standby, so it cannot be promoted: it is the primary, or it has no replicas (replicate.url)."
+)
 RESULT_CHARACTERS_MAX: Final = 1000
 """A longer result is cut off after this number of characters in the log."""
 
@@ -62,6 +65,7 @@ class RequestHandler:
         groups, offsets, transactions = broker.group_coordinator, broker.offset_commands, broker.transaction_commands
         self.with_reply = {
             commands.Ping: lambda request, reply: reply.ok(broker.clock.wall_ms()),
+            commands.PromoteReplica: lambda request, reply: reply.error(NotAllowed(NO_STANDBY)),
             commands.CreateTopic: topics.create,
             commands.GrowTopic: topics.grow,
             commands.DeleteTopic: topics.delete,
@@ -69,7 +73,6 @@ class RequestHandler:
             commands.Truncate: broker.retention.truncate,
             commands.SetTopic: topics.set,
             commands.LeaseProducerIds: broker.lease_producer_ids,
-            commands.SucceedProducer: self._succeed_producer,
             commands.LeaveGroup: groups.leave,
             commands.ReadOffsets: broker.group_offset_store.read,
             commands.ListGroups: groups.list,
@@ -86,6 +89,7 @@ class RequestHandler:
         self.with_session = {
             commands.Cancel: self._cancel,
             commands.Metadata: topics.metadata,
+            commands.SucceedProducer: self._succeed_producer,
             commands.DescribeTopic: broker.describe_topic,
             commands.CancelDelayed: delay.cancel,
             commands.RescheduleDelayed: delay.reschedule,
@@ -145,13 +149,13 @@ class RequestHandler:
         else:
             self.broker.produce_handler.produce(request, body, reply, session)
 
-    def _succeed_producer(self, request: commands.SucceedProducer, reply: Reply) -> None:
+    def _succeed_producer(self, request: commands.SucceedProducer, reply: Reply, session: Session) -> None:
         if request.topic:
             partition = self.broker.topics.partition(request.topic, request.incarnation, request.partition)
-            self.broker.produce_handler.succeed(partition, request.producer_id, reply)
+            self.broker.produce_handler.succeed(partition, request.producer_id, reply, session)
         else:
             delay = self.broker.delay_commands
-            self.broker.produce_handler.succeed(delay.partition, request.producer_id, reply)
+            self.broker.produce_handler.succeed(delay.partition, request.producer_id, reply, session)
             delay.queue.schedule_maintenance()
 
     def _cancel(self, request: commands.Cancel, reply: Reply, session: Session) -> None:
@@ -227,6 +231,7 @@ def _done_or_none(found: bool) -> str:
 
 
 LOGGED_COMMANDS: Final[dict[type[Any], LoggedCommand]] = {
+    commands.PromoteReplica: LoggedCommand(lambda asked: "promote this server to primary", lambda state: state),
     commands.CreateTopic: LoggedCommand(
         lambda asked: f"create topic {asked.topic}", lambda incarnation, partitions: f"done, {partitions} partitions"
     ),

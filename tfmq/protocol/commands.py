@@ -5,6 +5,7 @@ fields are missing at the end of a received array, their defaults are used. `COM
 code is never reused. The docstrings are the descriptions in docs/protocol.md, which also explains how to add a command.
 """
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -15,8 +16,9 @@ from tfmq.protocol.schema import ByteString, Flag, Integer, Kind, ListOf, Map, N
 # Field types and rows that several commands use. A field type is a Python type with the kind that validates its
 # values.
 
-# Values of the field `acks`: the durability that a PRODUCE request waits for, and that its reply reports.
-ACKS_NONE, ACKS_WRITTEN, ACKS_SYNCED = 0, 1, 2
+# Values of the field `acks`: the durability that a PRODUCE request waits for, and that its reply reports. A reply may
+# report one more, which no request asks for: what is durable is replicated where the broker replicates synchronously.
+ACKS_NONE, ACKS_WRITTEN, ACKS_SYNCED, ACKS_REPLICATED = 0, 1, 2, 3
 EPOCH_UNKNOWN = ORDINAL_UNKNOWN = -1
 
 _U32 = Integer(0, (1 << 32) - 1, "u32")
@@ -36,6 +38,7 @@ Partition = Annotated[int, Integer(0, (1 << 24) - 1, "u24")]
 PartitionOrNil = Annotated[int | None, Optional(Integer(0, (1 << 24) - 1, "u24"))]
 Partitions = Annotated[int, Integer(1, limits.PARTITIONS_PER_TOPIC.cap)]
 Acks = Annotated[int, Integer(ACKS_NONE, ACKS_SYNCED)]
+Durability = Annotated[int, Integer(ACKS_NONE, ACKS_REPLICATED)]
 Topic = Annotated[str, Name()]
 Group = Annotated[str, Name()]
 Member = Annotated[str, Name(empty=True)]
@@ -240,10 +243,14 @@ MAGIC = "TFMQ"
 FEATURE_SCRAM = "scram-sha-256"
 """Feature in the reply to HELLO: the broker has users, and wants a login (AUTHENTICATE) before other requests."""
 MECHANISM_SCRAM = "SCRAM-SHA-256"
+FEATURE_REPLICATED = "replicated"
+"""Feature in the list `features` of the details of HELLO: the client knows the durability 3 in replies."""
+ROLE_PRIMARY, ROLE_STANDBY = "primary", "standby"
+"""Values of `role` in the properties of the reply to HELLO, and in the map `replication` of the reply to STATUS."""
 VERSION_MIN = VERSION_MAX = 1
 
 ACKS = {"none": ACKS_NONE, "written": ACKS_WRITTEN, "synced": ACKS_SYNCED}
-DURABILITY = {ACKS_NONE: "none", ACKS_WRITTEN: "written", ACKS_SYNCED: "synced"}
+DURABILITY = {ACKS_NONE: "none", ACKS_WRITTEN: "written", ACKS_SYNCED: "synced", ACKS_REPLICATED: "replicated"}
 # Values of the field `read` of FETCH: up to the durable offset, or to the end of what is written.
 READ_FORCED, READ_WRITTEN = 0, 1
 READ = {"forced": READ_FORCED, "written": READ_WRITTEN}
@@ -293,6 +300,7 @@ class HelloReply(NamedTuple):
     limits: PlainMap
     acks: Acks
     features: Annotated[list[str], ListOf(Text(), limits.MAP_ITEMS)]
+    properties: Annotated[Mapping[str, Any], Map()] = {}
 
 
 class Ping(NamedTuple):
@@ -340,6 +348,13 @@ class AuthenticateReply(NamedTuple):
     done: Boolean
 
 
+class PromoteReplica(NamedTuple):
+    """Request that this standby becomes primary: the present primary stops and hands over.
+
+    The reply is sent when the request is stored where the primary finds it. STATUS then shows when it is done.
+    """
+
+
 # Commands of producers
 
 
@@ -376,7 +391,7 @@ class Produce(NamedTuple):
 
 class ProduceReply(NamedTuple):
     positions: Positions
-    durability: Acks
+    durability: Durability
     repeated: Boolean
     append_time: TimeMs
     first_ordinal: Signed
@@ -399,7 +414,7 @@ class SucceedProducer(NamedTuple):
 class SucceedProducerReply(NamedTuple):
     successor_id: ProducerId
     last_sequence: SignedSequence
-    durability: Acks
+    durability: Durability
 
 
 # Commands that read or find messages
@@ -1059,6 +1074,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(3, Status, StatusReply),
     Command(4, Cancel, CancelReply),
     Command(5, Authenticate, AuthenticateReply),
+    Command(6, PromoteReplica, StateReply),
     Command(10, Metadata, MetadataReply),
     Command(11, CreateTopic, CreateTopicReply),
     Command(12, GrowTopic, GrowTopicReply),

@@ -49,6 +49,7 @@ class LocalSession:
         """`account`: the user of the request; None where the server has no users."""
         self.identity = identity
         self.account = account
+        self.synced_durability = commands.ACKS_SYNCED
         self._on_close: dict[Callable[[], None], None] = {}
         self.is_closed = False
 
@@ -122,6 +123,7 @@ class LocalConnection(ClientConnection):
         super().__init__((BrokerAddress(host, port),), clock, client=session.identity)
         self.operator = True
         self.session = session
+        session.synced_durability = context.synced_durability
         self._context = context
         self._slice_ends = clock()
         self._is_executing = False

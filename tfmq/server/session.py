@@ -80,6 +80,10 @@ class SessionContext(NamedTuple):
     """Called when HELLO, and the login if there is one, are done."""
     hello_later: Callable[[float, Callable[[], None]], Any] | None = None
     """As `call_later`, for deadlines of HELLO and login, which all have the same length; None: `call_later`."""
+    hello_properties: Callable[[], dict[str, Any]] = dict
+    """Returns the `properties` of the reply to HELLO: the role of a server that replicates."""
+    synced_durability: int = commands.ACKS_SYNCED
+    """What replies report as the durability of what is durable: `ACKS_REPLICATED` with synchronous replication."""
 
 
 class Reply:
@@ -163,6 +167,7 @@ class Session:
         """The user that has logged in; None on a server without users."""
         self.frame_bytes: int = welcome.limits["frame_bytes_before_hello"]
         self.operator = False
+        self.synced_durability = commands.ACKS_SYNCED
         self._is_admitted = False
 
     # Methods that the connection calls
@@ -352,14 +357,21 @@ class Session:
         self._set_identity(hello.client)
         self.operator = hello.details.get("operator") is True
         context = self._context
+        known = hello.details.get("features")
+        if isinstance(known, list) and commands.FEATURE_REPLICATED in known:
+            # An older client takes a reply with an unknown durability for damaged.
+            self.synced_durability = context.synced_durability
         features = []
+        properties = context.hello_properties()
+        if self.synced_durability != commands.ACKS_SYNCED:
+            properties = {**properties, "durability": self.synced_durability}
         if context.access is None:
             self._greeted()
         else:
             self._login = context.access.new_login()
             features.append(commands.FEATURE_SCRAM)
         return commands.HelloReply(
-            version, context.server, context.node, dict(context.limits_sent), context.acks, features
+            version, context.server, context.node, dict(context.limits_sent), context.acks, features, properties
         )
 
     def _authenticate(self, request: commands.Authenticate, reply: Reply) -> None:

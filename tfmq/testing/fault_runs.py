@@ -17,7 +17,7 @@ import pytest
 from tfmq.broker.request_handler import RequestHandler
 from tfmq.errors import BadRequest
 from tfmq.protocol import commands
-from tfmq.protocol.commands import BY_CODE, BY_REQUEST, JoinGroup, LeaveGroup
+from tfmq.protocol.commands import ACKS_SYNCED, BY_CODE, BY_REQUEST, JoinGroup, LeaveGroup
 from tfmq.testing.planned_faults import ReplyProxy
 from tfmq.testing.simulation import Simulation
 
@@ -249,6 +249,7 @@ class ForeignMember:
     operator = False
     user = ""
     number = 0
+    synced_durability = ACKS_SYNCED
 
     def ignore(self, *_: Any, **__: Any) -> None:
         """Do nothing: there is no request body to release, no connection to lose, and replies do not matter."""

@@ -55,9 +55,9 @@ ANSWERS: Final = (
             "        if error is not None:\n"
             "            self.rejected(client_error(error, UNKNOWN))\n"
             "        else:\n"
-            "            self._reply_ok(positions, ACKS_SYNCED, *fields)\n"
+            "            self._reply_ok(positions, self._session.synced_durability, *fields)\n"
         ),
-        "        self._reply_ok(positions, ACKS_SYNCED, *fields)\n",
+        "        self._reply_ok(positions, self._session.synced_durability, *fields)\n",
         [WRITES],
     ),
     Mutant(
