@@ -22,7 +22,8 @@ class Admin:
             admin.topic("orders").partitions
 
     The constructor does not connect. `timeout`: how many seconds a method waits for each reply; `client_id`: the
-    name of this client in the broker's log. All methods raise the `TfmqError` of the broker's reply,
+    name of this client in the broker's log; `standby`: stay at a server also if it is a standby, which can only be
+    asked for `status` and `ping`, and promoted. All methods raise the `TfmqError` of the broker's reply,
     `ConnectionFailed` if no broker is reached, and `TimedOut` if no reply arrives in time.
     """
 
@@ -32,12 +33,15 @@ class Admin:
         *,
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         client_id: str | None = None,
+        standby: bool = False,
     ) -> None:
         _, self._driver, _ = make_client_parts(servers, BlockingDriver, client_id=client_id, operator=True)
+        self._driver.link.accepts_standby = standby
         self._core = AdminCore(self._driver.link, timeout)
 
     ping = blocking(AdminCore.ping)
     status = blocking(AdminCore.status)
+    promote_replica = blocking(AdminCore.promote_replica)
     topics = blocking(AdminCore.topics)
     topic = blocking(AdminCore.topic)
     create_topic = blocking(AdminCore.create_topic)

@@ -331,12 +331,15 @@ class Admin:
         *,
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         client_id: str | None = None,
+        standby: bool = False,
     ) -> None:
         _, self._driver, _ = make_client_parts(servers, AsyncDriver, client_id=client_id, operator=True)
+        self._driver.link.accepts_standby = standby
         self._core = AdminCore(self._driver.link, timeout)
 
     ping = awaitable(AdminCore.ping)
     status = awaitable(AdminCore.status)
+    promote_replica = awaitable(AdminCore.promote_replica)
     topics = awaitable(AdminCore.topics)
     topic = awaitable(AdminCore.topic)
     create_topic = awaitable(AdminCore.create_topic)

@@ -68,9 +68,9 @@ class SendResult(NamedTuple):
     """The result of one message, or of `count` consecutive messages of one batch.
 
     `offset` and `message_id` are those of the first message; `offset` is None where it is unknown (a delayed message,
-    or acks "none"). `durability`: "synced", "written" or "none". `delayed`: the handle of a delayed message, or a
-    sequence of handles for several. `delayed` is None in three cases: the messages have no delay; another process
-    commits their transaction; the broker's reply was lost, and the broker no longer has the handle.
+    or acks "none"). `durability`: "replicated", "synced", "written" or "none". `delayed`: the handle of a delayed
+    message, or a sequence of handles for several. `delayed` is None in three cases: the messages have no delay; another
+    process commits their transaction; the broker's reply was lost, and the broker no longer has the handle.
     """
 
     topic: str

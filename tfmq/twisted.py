@@ -240,14 +240,17 @@ class Admin:
         *,
         timeout: float = REQUEST_TIMEOUT_SECONDS,
         client_id: str | None = None,
+        standby: bool = False,
         reactor: Any = None,
     ) -> None:
         _, self._driver, _ = make_client_parts(servers, DeferredDriver, client_id=client_id, operator=True)
+        self._driver.link.accepts_standby = standby
         self._driver.reactor = reactor
         self._core = AdminCore(self._driver.link, timeout)
 
     ping = deferred(awaitable(AdminCore.ping))
     status = deferred(awaitable(AdminCore.status))
+    promote_replica = deferred(awaitable(AdminCore.promote_replica))
     topics = deferred(awaitable(AdminCore.topics))
     topic = deferred(awaitable(AdminCore.topic))
     create_topic = deferred(awaitable(AdminCore.create_topic))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,6 +62,7 @@ class FakeBroker(FakeTransactions, FakeDelays, FakeSchedules):
         self.streams: dict[tuple[str, int, int], int] = {}
         self.closed_ids: dict[int, int] = {}
         self.next_id = 100
+        self.synced_durability = commands.ACKS_SYNCED
         self.requests: list[Any] = []
         self.plans: dict[type, deque[Action]] = defaultdict(deque)
         self.held: list[tuple[Session, list[Any]]] = []
@@ -139,7 +140,8 @@ class FakeBroker(FakeTransactions, FakeDelays, FakeSchedules):
         return log[-1]
 
     def _produced(self, batch: Stored, repeated: bool) -> Any:
-        return commands.ProduceReply([commands.Position(0, batch.offset)], max(1, batch.request.acks), repeated, 1, 0)
+        durability = self.synced_durability if batch.request.acks == commands.ACKS_SYNCED else commands.ACKS_WRITTEN
+        return commands.ProduceReply([commands.Position(0, batch.offset)], durability, repeated, 1, 0)
 
     def succeed_producer(self, request: commands.SucceedProducer) -> Any:
         if request.topic:
@@ -151,7 +153,7 @@ class FakeBroker(FakeTransactions, FakeDelays, FakeSchedules):
             last = self.streams.get((request.topic, request.partition, request.producer_id), 0) - 1
         else:
             last = self.delayed_streams.get(request.producer_id, 0) - 1
-        return commands.SucceedProducerReply(self.closed_ids[request.producer_id], last, 2)
+        return commands.SucceedProducerReply(self.closed_ids[request.producer_id], last, self.synced_durability)
 
     def _check_topic(self, topic: str, incarnation: int) -> None:
         if self.incarnations.get(topic) != incarnation:
@@ -170,6 +172,8 @@ class Session:
 
     def __init__(self, broker: FakeBroker) -> None:
         self.broker = broker
+        self.refuses: TfmqError | None = None
+        """The error with which every request is answered; nothing is done then."""
         self.output: list[bytes] = []
         self.cut = False
         self.on_output: Any = None
@@ -190,9 +194,16 @@ class Session:
         if self.on_output is not None:
             self.on_output()
 
+    def greeting(self, hello: commands.HelloReply) -> commands.HelloReply:
+        """The reply to HELLO, which tests change."""
+        return hello
+
     def _serve(self, header: list[Any], body: bytes) -> None:
         command = commands.BY_CODE[header[0]]
         request = command.request.decode(header, command.name, 2)
+        if self.refuses is not None and not isinstance(request, commands.Hello):
+            self.say([-self.refuses.number, header[1], *to_error_reply(self.refuses)[1:]])
+            return
         self.broker.requests.append(request)
         plans = self.broker.plans[type(request)]
         action = plans.popleft() if plans else None
@@ -210,6 +221,8 @@ class Session:
                 reply = handler(request, body)
             elif isinstance(request, commands.BeginTransaction):
                 reply = handler(request, self)
+            elif isinstance(request, commands.Hello):
+                reply = self.greeting(handler(request))
             else:
                 reply = handler(request)
             answer = [0, header[1], *reply]
@@ -224,14 +237,14 @@ class Session:
 
 
 @contextmanager
-def listening(broker: FakeBroker) -> Iterator[str]:
+def listening(broker: FakeBroker, open_session: Callable[[FakeBroker], Session] = Session) -> Iterator[str]:
     """The broker at a loopback socket, a thread a connection; gives host:port."""
     listener = socket.create_server(("127.0.0.1", 0))
     opened: list[socket.socket] = []
     lock = threading.Lock()
 
     def serve(client: socket.socket) -> None:
-        session = Session(broker)
+        session = open_session(broker)
 
         def flush() -> None:
             output, session.output = session.output, []

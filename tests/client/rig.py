@@ -47,11 +47,7 @@ class Rig:
         self.link.tick()
         if self.link.wants_connection():
             self.dialled.append(self.link.server)
-            if not self.reachable:
-                self.link.disconnected(ConnectionRefusedError())
-                return True
-            self.session = Session(self.broker)
-            self.link.connected()
+            self._connect()
             return True
         session = self.session
         if session is None:
@@ -69,6 +65,13 @@ class Rig:
             self.link.received(b"".join(output))
             return True
         return False
+
+    def _connect(self) -> None:
+        if not self.reachable:
+            self.link.disconnected(ConnectionRefusedError())
+            return
+        self.session = Session(self.broker)
+        self.link.connected()
 
     def cut(self, error: BaseException | None = None) -> None:
         """The connection breaks."""
@@ -124,8 +127,9 @@ class SenderRig(Rig):
         batch_bytes: int = 10_000,
         buffer_bytes: int = 1_000_000,
         timeout: float = 30.0,
+        servers: int = 1,
     ) -> None:
-        super().__init__(broker)
+        super().__init__(broker, servers)
         self.options = SendOptions(acks, linger_ms / 1000, batch_bytes, buffer_bytes, timeout)
         self.called_back: list[object] = []
         self.driver = self.owner = self

@@ -429,7 +429,7 @@ class ConnectionReport:
         from tfmq.client.connection.connection import ConnectionState, join_addresses
 
         # What accepts connections and never answers, such as a port forward, is no broker either.
-        disconnected = (ConnectionState.DOWN, ConnectionState.GREETING)
+        disconnected = (ConnectionState.DOWN, ConnectionState.CONNECTING, ConnectionState.GREETING)
         link = self._link
         count = link.connection_count
         if self._lost is not None:

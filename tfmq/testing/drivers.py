@@ -376,7 +376,7 @@ class SimulatedChannel(SocketChannel):
     def dial(self) -> None:
         """Connect if the client needs a connection. If the broker refuses, the client gets ConnectionRefusedError."""
         if self.socket is None and self.link.wants_connection():
-            end = self._server.connect()
+            end = self._server.connect(str(self.link.server))
             if end is None:
                 self.connection_failed(ConnectionRefusedError("nothing listens"))
             else:

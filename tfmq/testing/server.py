@@ -118,13 +118,21 @@ class SimulatedServer:
         self._discard_state()
         self.disk = self.disk.crash(self._random, keep=keep)
 
-    def connect(self) -> ClientEnd | None:
-        if self.engine is None or self._refuses():
+    def connect(self, address: str = "") -> ClientEnd | None:
+        """Open a connection to `address`, by default that of the broker; None if it is refused."""
+        if self._refuses():
+            return None
+        context = self._context_at(address)
+        if context is None:
             return None
         wire = Wire()
         self._connected += 1
-        self._ends.append(BrokerEnd(wire, Session(self._welcome(self.engine)), self._pool, self._connected))
+        self._ends.append(BrokerEnd(wire, Session(context), self._pool, self._connected))
         return ClientEnd(wire)
+
+    def _context_at(self, address: str) -> SessionContext | None:
+        """Return the context of sessions at `address`; None if nothing listens there."""
+        return None if self.engine is None else self._welcome(self.engine)
 
     def disconnect(self) -> None:
         """Break every connection. The broker continues to run."""
@@ -134,12 +142,12 @@ class SimulatedServer:
     def run_turn(self) -> bool:
         """Run one turn of the broker, with the work that is due now. Return whether there was any work."""
         engine = self.engine
-        if engine is None:
-            return False
         did = False
         for end in self._ends:
             did = end.deliver() or did
         self._ends = [end for end in self._ends if not end.is_lost]
+        if engine is None:
+            return did
         if self._pending_jobs:
             run_inline(*self._pending_jobs.popleft())
             did = True

@@ -44,6 +44,7 @@ from tools.mutants.bugs_page import PAGE
 from tools.mutants.bugs_programs import PROGRAMS
 from tools.mutants.bugs_refusals import REFUSALS
 from tools.mutants.bugs_removed_files import REMOVED_FILES
+from tools.mutants.bugs_replication_clients import REPLICATION_CLIENTS
 from tools.mutants.bugs_replication_recording import REPLICATION_RECORDING
 from tools.mutants.bugs_replication_snapshots import REPLICATION_SNAPSHOTS
 from tools.mutants.bugs_replication_stores import REPLICATION_STORES
@@ -130,6 +131,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + TWO_PHASES
     + TESTING
     + TLS
+    + REPLICATION_CLIENTS
     + ACCESS
     + ACCESS_CLIENT
     + PACKAGES

@@ -63,10 +63,10 @@ ACCESS_CLIENT: Final = (
     ),
     Mutant(
         "login-without-a-deadline",
-        "the time for HELLO is for the login too",
+        "the login has a deadline",
         CONNECTION,
-        "        self._login = ClientLogin(",
-        "        self._hello_deadline = NEVER\n        self._login = ClientLogin(",
+        "        self._reply_deadline = self.now() + HELLO_TIMEOUT_SECONDS\n",
+        "        self._reply_deadline = NEVER\n",
         [LOGIN],
     ),
     Mutant(

@@ -90,7 +90,7 @@ PRODUCER: Final = (
         "a call does not wait for the back-off of earlier calls",
         "tfmq/client/connection/connection.py",
         (
-            "            self._attempts = 0\n"
+            "            self._rounds = 0\n"
             "            self._retry_at = min(self._retry_at, self.now() + BACK_OFF_SECONDS)\n"
         ),
         "            pass\n",

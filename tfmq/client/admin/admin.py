@@ -90,6 +90,19 @@ class AdminCore:
         found: dict[str, Any] = reply.status
         return found
 
+    def promote_replica(self) -> Operation[str]:
+        """Request that the standby to which this client is connected becomes primary. Return "requested".
+
+        For a client with `standby=True` and the address of that standby alone. The present primary hands over; `status`
+        of the standby shows when that is done. Raises `NotAllowed` if the server is not a standby, `BadRequest` if the
+        client has several addresses.
+        """
+        if len(self._link.servers) != 1:
+            # After a lost connection the request would be repeated at another server, and promote that one.
+            raise BadRequest("Give the address of the one standby that is to become primary.")
+        reply = yield from self._request(commands.PromoteReplica())
+        return str(reply.state)
+
     # Topics
 
     def topics(self) -> Operation[list[Topic]]:

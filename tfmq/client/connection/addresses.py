@@ -264,6 +264,26 @@ def _split_host_port(rest: str, text: str) -> tuple[str, int]:
     return host, _parse_port(port, text)
 
 
+_HOST_PORT: Final = re.compile(r"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:.%]{2,60}\]:[0-9]{1,5}")
+
+
+def is_address(text: str) -> bool:
+    """Return whether `text`, which a server sent, is HOST:PORT, so that it may be shown and compared."""
+    return _HOST_PORT.fullmatch(text) is not None
+
+
+def find_address(text: str, servers: Sequence[object]) -> int | None:
+    """Return the index of the first of `servers` that has the host and port of `text`, which a server sent."""
+    if not is_address(text):
+        return None
+    host, _, port_text = text.rpartition(":")
+    wanted = host.strip("[]").casefold(), int(port_text)
+    for index, each in enumerate(servers):
+        if isinstance(each, BrokerAddress) and (each.host.casefold(), each.port) == wanted:
+            return index
+    return None
+
+
 def _parse_port(port: str, text: str) -> int:
     if not port:
         return DEFAULT_PORT

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tfmq import limits
 from tfmq.backoff import backoff_seconds, pause_seconds
 from tfmq.bounded_msgpack import Buffer
-from tfmq.client.connection.addresses import BrokerAddress, LocalBrokerAddress
+from tfmq.client.connection.addresses import BrokerAddress, LocalBrokerAddress, find_address, is_address
 from tfmq.client.operation import NEVER, Future
 from tfmq.errors import (
     NOT_DONE,
@@ -31,15 +31,21 @@ from tfmq.errors import (
     Closed,
     ConnectionFailed,
     LoginFailed,
+    NotPrimary,
+    Outcome,
     TfmqError,
     TimedOut,
     from_error_reply,
 )
 from tfmq.protocol.commands import (
+    ACKS_REPLICATED,
+    ACKS_SYNCED,
     BY_REQUEST,
+    FEATURE_REPLICATED,
     FEATURE_SCRAM,
     MAGIC,
     MECHANISM_SCRAM,
+    ROLE_STANDBY,
     TRACED_REQUESTS,
     VERSION_MAX,
     VERSION_MIN,
@@ -47,6 +53,7 @@ from tfmq.protocol.commands import (
     Command,
     Hello,
     HelloReply,
+    Ping,
 )
 from tfmq.protocol.frames import EMPTY_LINE, Decoder, Frame, encode
 
@@ -167,19 +174,36 @@ DEADLINES_KEPT: Final = 256
 """So many requests may stay in the heap of deadlines although they are done."""
 HELLO_TIMEOUT_SECONDS = 10.0
 
+# With several addresses, a client leaves a server that does not answer, because another one may have become primary.
+
+OTHER_SERVER_SECONDS = 2.0
+"""With several addresses, how long a client waits for a connection, and for the reply to HELLO, before it tries the
+next one. A machine that is switched off, or a process that is stopped, gives no answer at all."""
+SILENCE_SECONDS = 3.0
+"""A replicated broker that sent nothing for so long, although requests wait, gets a PING; after as long again without
+a byte the client tries the other addresses. So a client notices within three times this that a machine is gone."""
+NO_PRIMARY_SECONDS = 30.0
+"""How long the first request waits while a standby answers but no server is primary: longer than a failover takes."""
+NO_PRIMARY_PAUSE_SECONDS = 0.5
+"""The longest pause between two rounds in which a standby answered, because one of the servers soon is primary."""
+
 HELLO = BY_REQUEST[Hello]
+PING = BY_REQUEST[Ping]
 AUTHENTICATE: Final = BY_REQUEST[Authenticate]
 _CORRELATION_IDS = 1 << 32
 
 
 class ConnectionState(StrEnum):
     DOWN = "down"
+    CONNECTING = "connecting"
+    """The driver opens the network connection."""
     GREETING = "greeting"
     """HELLO is sent, and its reply is not received yet, or the login is not complete."""
     READY = "ready"
     CLOSED = "closed"
 
 
+_NOT_CONNECTED: Final = (ConnectionState.DOWN, ConnectionState.CONNECTING)
 READY: Final = ConnectionState.READY
 """A constant, because access to an enum member is a call on Python 3.11, and each request compares states."""
 
@@ -194,6 +218,12 @@ class ClientConnection:
 
     If the address has a user, no request is sent before the login is complete and the broker has proved that it knows
     the user. `LoginFailed` ends all pending requests; the next attempt is made for a later request, after a pause.
+
+    The servers are addresses of one broker, or the servers of a replicated one, of which one is primary. A standby that
+    answers is left, for the server that it names as primary if that is one of `servers`, else for the others in turn. A
+    server that is not in `servers` is never connected to, whatever a standby says, so that neither messages nor logins
+    are sent to an address that the user has not written. A request that was refused because its server is no primary
+    was not executed, and is sent again as one that was never sent.
     """
 
     def __init__(
@@ -209,6 +239,8 @@ class ClientConnection:
         self.client = client
         self.operator = False
         """Whether a person uses the client, so that the broker logs the changes that it requests."""
+        self.accepts_standby = False
+        """Whether a standby is a server to work with, for clients that ask for its state or promote it."""
         self.waits_for_fsync = False
         """Whether replies mostly come after an fsync, so that a driver that busy-polls does so for longer."""
         self.trace_context: Callable[[], str | None] | None = None
@@ -239,10 +271,23 @@ class ClientConnection:
         """The first failed login since all servers were tried without success, or since a connection was ready."""
         self._greeting: tuple[HelloReply, dict[str, int]] | None = None
         """The reply to HELLO and the broker's limits, while the login is in progress."""
-        self._server_index = self._attempts = 0
+        self._server_index = self._rounds = 0
+        """The index of the server to try next, or in use, and how often all servers were tried without success."""
+        self._tried: set[int] = set()
+        """The indexes of the servers that were tried in this round."""
+        self._lost_index = -1
+        """The index of the server whose connection was lost before this round; -1: none."""
+        self._standbys: dict[int, str] = {}
+        """The standbys of this round, and the primary that each named."""
+        self._refused_by: NotPrimary | None = None
+        """The error of a request that was refused because its server is no primary; the connection ends then."""
         self._got_response = False  # Whether a part of a reply was received after the HELLO reply.
+        self._has_heard = self._has_pinged = False
+        """Whether the server sent something since the last check that it lives, and got a PING at that check."""
         self._trying_since: float | None = None
-        self._retry_at, self._hello_deadline = 0.0, NEVER
+        self._retry_at = 0.0
+        self._reply_deadline = NEVER
+        """When the connection, the HELLO reply or the login is late, and when it is checked that the server lives."""
         self._correlation_ids = itertools.count(1)
         self._pending: dict[int, PendingRequest] = {}
         self._deadlines: list[tuple[float, int, PendingRequest]] = []
@@ -257,7 +302,13 @@ class ClientConnection:
     @property
     def server(self) -> Address:
         """The address of the current connection, or else the address to try next."""
-        return self.servers[self._server_index % len(self.servers)]
+        return self.servers[self._server_index]
+
+    @property
+    def synced_durability(self) -> int:
+        """What is durable when the broker replies that something is done: `ACKS_SYNCED`, or `ACKS_REPLICATED`."""
+        found = None if self.hello is None else self.hello.properties.get("durability")
+        return ACKS_REPLICATED if found == ACKS_REPLICATED else ACKS_SYNCED
 
     def send_request(
         self,
@@ -296,7 +347,7 @@ class ClientConnection:
         ):
             # This is the only waiting request. After many failed attempts the pause may be long: shorten it. But a
             # password that is wrong mostly stays so, and each login costs both ends some computing time.
-            self._attempts = 0
+            self._rounds = 0
             self._retry_at = min(self._retry_at, self.now() + BACK_OFF_SECONDS)
         self._pending[pending.correlation_id] = pending
         self.background_requests += in_background
@@ -315,6 +366,7 @@ class ClientConnection:
 
     def close(self, error: TfmqError | None = None) -> None:
         self.state = ConnectionState.CLOSED
+        self._reply_deadline = NEVER
         self.output.clear()
         for pending in list(self._pending.values()):
             outcome = UNKNOWN if pending.sent else NOT_DONE
@@ -336,46 +388,86 @@ class ClientConnection:
         due = self._deadlines[0][0] if self._deadlines else NEVER
         if self.state == ConnectionState.DOWN:
             return min(due, self._retry_at) if self._pending else due
-        return min(due, self._hello_deadline)
+        return min(due, self._reply_deadline)
 
     def tick(self) -> None:
-        """Fail requests past their deadline. Raises ConnectionFailed if the HELLO reply is late; disconnect then."""
+        """Fail requests past their deadline. Raises ConnectionFailed if the server does not answer; disconnect then."""
         now = self.now()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             pending = heapq.heappop(self._deadlines)[2]
             if not pending.done:
                 error: TfmqError = pending.timeout_error(self.server)
-                if self.state == ConnectionState.DOWN and self.last_error is not None:
-                    error = ConnectionFailed(self.last_error.sentence, outcome=error.outcome)
+                if self.state in _NOT_CONNECTED and self.last_error is not None:
+                    error = self.connection_failure(error.outcome)
                 self._fail(pending, error)
-        if self.state == ConnectionState.GREETING and now >= self._hello_deadline:
-            what = "did not reply to HELLO" if self._login is None else "did not complete the login"
+        if now >= self._reply_deadline:
+            self._check_server(now)
+
+    def connection_failure(self, outcome: Outcome) -> TfmqError:
+        """Return an error for a request that waited for a connection, with the sentence of the last failure."""
+        last = self.last_error
+        if isinstance(last, NotPrimary):
+            return NotPrimary(last.sentence, outcome=outcome, primary=last.primary)
+        return ConnectionFailed("" if last is None else last.sentence, outcome=outcome)
+
+    def _check_server(self, now: float) -> None:
+        """Raise ConnectionFailed if the server is late with what it has to do now, or seems to be gone."""
+        seconds = self._answer_seconds
+        if self.state == ConnectionState.CONNECTING:
+            raise ConnectionFailed(f"{self.server} does not answer: no connection in {seconds:g} s.", outcome=NOT_DONE)
+        if self.state == ConnectionState.GREETING:
+            what = "did not reply to HELLO"
+            if self._login is not None:
+                what, seconds = "did not complete the login", HELLO_TIMEOUT_SECONDS
             raise ConnectionFailed(
-                f"{self.server} accepted the connection but {what} in {HELLO_TIMEOUT_SECONDS:g} s:"
+                f"{self.server} accepted the connection but {what} in {seconds:g} s:"
                 " check that a tfmq broker is there.",
                 outcome=NOT_DONE,
             )
+        # If this check itself is late, because this program was stopped, the answer may wait to be read.
+        is_late = now >= self._reply_deadline + SILENCE_SECONDS / 2
+        if self._has_pinged and not self._has_heard and not is_late:
+            raise ConnectionFailed(f"{self.server} has sent nothing for {2 * SILENCE_SECONDS:g} s.")
+        self._has_pinged = not self._has_heard and bool(self._pending)
+        if self._has_pinged:
+            self._queue(encode([PING.code, next(self._correlation_ids) % _CORRELATION_IDS]))
+        self._has_heard = False
+        self._reply_deadline = now + SILENCE_SECONDS
+
+    @property
+    def _answer_seconds(self) -> float:
+        return OTHER_SERVER_SECONDS if len(self.servers) > 1 else HELLO_TIMEOUT_SECONDS
+
+    def connecting(self) -> None:
+        """Note that the driver has begun to open the network connection to `server`."""
+        self.state = ConnectionState.CONNECTING
+        # A single server is waited for as long as the system tries, because there is no other one to try.
+        self._reply_deadline = self.now() + OTHER_SERVER_SECONDS if len(self.servers) > 1 else NEVER
 
     def connected(self) -> None:
         """Queue HELLO for the network connection that the driver has opened."""
         self.state = ConnectionState.GREETING
         now = self.now()
-        self._hello_deadline = now + HELLO_TIMEOUT_SECONDS
+        self._reply_deadline = now + self._answer_seconds
         self._trying_since = now if self._trying_since is None else self._trying_since
         self._decoder = Decoder(limits.FRAME_BYTES)
         self._login = self._greeting = None
         self.output.clear()
         self._queued_bytes = self._written_bytes = 0
-        details: dict[str, Any] = {"process": os.getpid(), "line": EMPTY_LINE}
+        details: dict[str, Any] = {"process": os.getpid(), "features": [FEATURE_REPLICATED]}
         if self.operator:
             details["operator"] = True
+        details["line"] = EMPTY_LINE
         hello = Hello(MAGIC, VERSION_MIN, VERSION_MAX, self.client, details)
         self._queue(encode([HELLO.code, 0, *hello]))
 
     def received(self, data: bytes | bytearray) -> None:
         """Process received bytes; the caller must not change them later. If this raises, the driver must disconnect."""
+        self._has_heard = True
         for frame in self._decoder.feed(data):
             self._process_frame(frame)
+        if self._refused_by is not None:
+            raise self._refused_by
         if not self._got_response and self._decoder.is_incomplete and self.state == READY:
             self._got_response = True
 
@@ -399,36 +491,79 @@ class ClientConnection:
         """Note that the connection was lost or could not be opened. Fail the requests that must not be sent again."""
         if self.state == ConnectionState.CLOSED:
             return
-        was_connected, was_ready = self.state != ConnectionState.DOWN, self.state == READY
+        was_connected, was_ready = self.state not in _NOT_CONNECTED, self.state == READY
         self.state = ConnectionState.DOWN
+        self._reply_deadline = NEVER
         self.output.clear()
         self._complete_when_written.clear()
         failed = connection_error(error, self.server, self.servers, was_connected)
         if isinstance(failed, LoginFailed) and self._login_refusal is None:
             self._login_refusal = failed
-        self._login = self._greeting = None
+        self._login = self._greeting = self._refused_by = None
         self.last_error = failed
         now = self.now()
         for pending in [each for each in self._pending.values() if each.sent and not each.repeat]:
             self._fail(pending, ConnectionFailed(failed.sentence, outcome=UNKNOWN))
-        self._server_index += 1
         if was_ready and self._got_response:
-            self._attempts, self._trying_since, self._retry_at = 0, None, now
-            return
-        self._attempts += 1
+            self._begin_round()
+            self._rounds, self._trying_since, self._retry_at = 0, None, now
+            self._lost_index = self._server_index
+            if not isinstance(error, NotPrimary):
+                self._server_index = (self._server_index + 1) % len(self.servers)
+                return
         self._trying_since = now if self._trying_since is None else self._trying_since
         self._retry_at = now
-        rounds, tried = divmod(self._attempts, len(self.servers))
-        if tried:
+        self._tried.add(self._server_index)
+        if isinstance(error, NotPrimary):
+            self._standbys[self._server_index] = error.primary if is_address(error.primary) else ""
+        if len(self._tried) < len(self.servers):
+            self._server_index = self._next_server(error)
             return  # Some servers have not been tried since the last pause: try the next server at once.
+        self._server_index = (self._server_index + 1) % len(self.servers)
+        self._end_round(failed, error)
+
+    def _next_server(self, error: BaseException | None) -> int:
+        """Return the index of a server that was not tried in this round: the primary that a standby names, if it may be
+        tried, else the next one. A server whose connection was just lost is the last one, whoever names it.
+        """
+        if isinstance(error, NotPrimary):
+            named = find_address(error.primary, self.servers)
+            if named is not None and named not in self._tried and named != self._lost_index:
+                return named
+        order = [(self._server_index + step) % len(self.servers) for step in range(1, len(self.servers))]
+        left = [each for each in order if each not in self._tried]
+        return next((each for each in left if each != self._lost_index), left[0])
+
+    def _begin_round(self) -> None:
+        self._tried.clear()
+        self._standbys.clear()
+        self._lost_index = -1
+
+    def _end_round(self, failed: TfmqError, error: BaseException | None) -> None:
+        """Set the pause before the next round, and fail the requests for which no other round can help.
+
+        `failed`: the error of the last server as requests get it; `error`: its cause.
+        """
+        now = self.now()
+        self._rounds += 1
+        standbys = dict(self._standbys)
+        self._begin_round()
         most = BACK_OFF_SECONDS_MAX if self.connection_count else BACK_OFF_SECONDS_FIRST
-        pause = backoff_seconds(rounds, BACK_OFF_SECONDS, most) * (0.75 + 0.5 * self._jitter())
+        if standbys:
+            most = NO_PRIMARY_PAUSE_SECONDS
+        pause = backoff_seconds(self._rounds, BACK_OFF_SECONDS, most) * (0.75 + 0.5 * self._jitter())
         self._retry_at += pause_seconds(error, pause)
+        is_final = isinstance(error, TfmqError) and not error.retriable
+        if standbys and not is_final:
+            failed = self._no_primary(standbys)
         # All servers are the same broker, so that a wrong password is reported also if another one does not listen.
         refusal, self._login_refusal = self._login_refusal, None
         failed = self.last_error = refusal or failed
-        too_long = not self.connection_count and now - (self._trying_since or now) >= self.first_connect_timeout
-        if too_long or refusal is not None or (isinstance(error, TfmqError) and not error.retriable):
+        # A primary that only one of several servers names, or none, is expected: one of the servers takes over.
+        is_expected = len(self.servers) > 1 and bool(standbys) and not self._is_elsewhere(standbys)
+        patience = max(NO_PRIMARY_SECONDS, self.first_connect_timeout) if is_expected else self.first_connect_timeout
+        too_long = not self.connection_count and now - (self._trying_since or now) >= patience
+        if too_long or refusal is not None or (is_final and not is_expected):
             self._trying_since = None
             for pending in list(self._pending.values()):
                 outcome = UNKNOWN if pending.sent else NOT_DONE
@@ -436,9 +571,27 @@ class ClientConnection:
                 failure.__cause__ = failed.__cause__
                 self._fail(pending, failure)
             return
-        if rounds == SILENT_ATTEMPTS and not self.connection_count and isinstance(error, ConnectionRefusedError):
-            addresses = join_addresses(self.servers)
-            log.info("Nothing listens at %s yet: waiting %g s.", addresses, self.first_connect_timeout)
+        if self._rounds == SILENT_ATTEMPTS and not self.connection_count:
+            if standbys:
+                log.info("%s Waiting %g s.", failed.sentence, patience)
+            elif isinstance(error, ConnectionRefusedError):
+                addresses = join_addresses(self.servers)
+                log.info("Nothing listens at %s yet: waiting %g s.", addresses, self.first_connect_timeout)
+
+    def _is_elsewhere(self, standbys: dict[int, str]) -> bool:
+        """Return whether every standby names a primary that is not one of the servers of this client."""
+        return all(primary and find_address(primary, self.servers) is None for primary in standbys.values())
+
+    def _no_primary(self, standbys: dict[int, str]) -> NotPrimary:
+        index = next((each for each, primary in standbys.items() if primary), next(iter(standbys)))
+        primary, standby = standbys[index], self.servers[index]
+        if self._is_elsewhere(standbys):
+            advice = f"{primary} is the primary: add it to the addresses of this client."
+        elif len(self.servers) == 1:
+            advice = "No primary is known: give the addresses of all servers, or wait until one is primary."
+        else:
+            advice = "None of the servers of this client is primary yet; `tfmq replica status` shows their state."
+        return NotPrimary(f"{standby} is a standby, which takes no requests. {advice}", primary=primary)
 
     def _queue(self, buffers: list[Buffer]) -> None:
         for buffer in buffers:
@@ -473,19 +626,29 @@ class ClientConnection:
                 # No request has correlation id 0, so the error concerns the connection.
                 raise error_from_reply(header)
             return
-        self._got_response = True
         if kind < 0:
-            self._fail(pending, error_from_reply(header))
+            error = error_from_reply(header)
+            if isinstance(error, NotPrimary) and not self.accepts_standby:
+                self._postpone(pending, error)
+                return
+            self._got_response = True
+            self._fail(pending, error)
             return
+        self._got_response = True
         try:
             pending.reply = pending.command.reply.decode(header, pending.command.name, 2)
-        except TfmqError as error:
-            self._fail(
-                pending, BadFrame(f"The reply to {pending.command.name} cannot be read: {error}", outcome=UNKNOWN)
-            )
+        except TfmqError as unreadable:
+            sentence = f"The reply to {pending.command.name} cannot be read: {unreadable}"
+            self._fail(pending, BadFrame(sentence, outcome=UNKNOWN))
             return
         pending.reply_body = frame.body
         self._complete(pending)
+
+    def _postpone(self, pending: PendingRequest, error: NotPrimary) -> None:
+        """Let a request that a standby refused wait for the primary, as if this attempt had not been made."""
+        pending.send_count -= 1
+        pending.sent = pending.send_count > 0
+        self._refused_by = self._refused_by or error
 
     def _process_hello(self, header: list[Any]) -> None:
         if header[0] < 0:
@@ -495,6 +658,11 @@ class ClientConnection:
             self._greeting = hello, limits.received_limits(hello.limits)
         except (BadRequest, ValueError) as error:
             raise BadFrame(f"{self.server} replied to HELLO with something else: {error}") from None
+        properties = hello.properties
+        if properties.get("role") == ROLE_STANDBY and not self.accepts_standby:
+            # Before the login, because a login costs both ends some computing time.
+            primary = properties.get("primary")
+            raise NotPrimary(f"{self.server} is a standby, which takes no requests.", primary=primary)
         wants_login = FEATURE_SCRAM in hello.features
         server = self.server
         credentials = server.credentials if isinstance(server, BrokerAddress) else None
@@ -511,6 +679,7 @@ class ClientConnection:
             )
         from tfmq.access.scram import ClientLogin  # Clients without a user do not load the library.
 
+        self._reply_deadline = self.now() + HELLO_TIMEOUT_SECONDS
         self._login = ClientLogin(credentials.user, credentials.password)
         self._send_login(self._login.first())
 
@@ -549,7 +718,9 @@ class ClientConnection:
         self._login = self._greeting = self._login_refusal = None
         self.state, self._got_response = READY, False
         self.connection_count += 1
-        self._hello_deadline = NEVER
+        self._has_heard, self._has_pinged = True, False
+        is_replicated = "role" in self.hello.properties and len(self.servers) > 1
+        self._reply_deadline = self.now() + SILENCE_SECONDS if is_replicated else NEVER
         self._decoder.frame_bytes = max(limits.FRAME_BYTES, self.limits["frame_bytes"])
         for pending in list(self._pending.values()):
             self._send(pending)

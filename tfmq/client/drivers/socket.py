@@ -63,6 +63,7 @@ class SocketChannel:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self.connecting = True
+            self.link.connecting()
             code = made.connect_ex(socket_address)
         except OSError as error:
             self.connection_failed(error)

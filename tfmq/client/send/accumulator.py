@@ -30,7 +30,6 @@ from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
     Abandoned,
-    ConnectionFailed,
     MessageTooLarge,
     TfmqError,
     TimedOut,
@@ -130,7 +129,7 @@ class RecordAccumulator:
     def timeout_error(self, batch: Batch) -> TfmqError:
         outcome = UNKNOWN if batch.attempts else NOT_DONE
         if self.link.state != READY and self.link.last_error is not None:
-            return ConnectionFailed(self.link.last_error.sentence, outcome=outcome)
+            return self.link.connection_failure(outcome)
         return TimedOut(
             f"1 message to {batch.topic} was not delivered in {self.timeout:g} s."
             if batch.count == 1

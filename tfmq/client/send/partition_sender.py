@@ -31,7 +31,16 @@ from tfmq.errors import (
 )
 from tfmq.ids import SEQUENCES, IdRange
 from tfmq.limits import PRODUCER_IDS_PER_LEASE
-from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, LeaseProducerIds, Produce, SucceedProducer
+from tfmq.protocol.commands import (
+    ACKS_NONE,
+    ACKS_REPLICATED,
+    ACKS_SYNCED,
+    ACKS_WRITTEN,
+    DURABILITY,
+    LeaseProducerIds,
+    Produce,
+    SucceedProducer,
+)
 
 LEASE_COUNT = 16
 """Minimum number of ids per lease. An id in reserve saves a round trip at the first send to a further partition."""
@@ -80,8 +89,11 @@ class ProducerIds:
 log = logging.getLogger("tfmq.client")
 
 LOST: Final = {
+    ACKS_REPLICATED: "%d %s were acknowledged as replicated, and the broker does not have them any more: ids from %d"
+    " on. An older copy of its data folder was started, or the store of its replicas lost what it had stored.",
     ACKS_SYNCED: "%d %s were acknowledged as synced, and the broker does not have them any more: ids from %d on."
-    " An older copy of its data folder was started, or its disk lost what was synced.",
+    " An older copy of its data folder was started, its disk lost what was synced, or a standby that did not have them"
+    " yet became primary.",
     ACKS_WRITTEN: "%d %s were acknowledged as written and lost in a crash of the broker: ids from %d on.",
 }
 """Log texts for lost messages, by the durability that was promised. Arguments: count, description and first id."""
@@ -191,8 +203,8 @@ class PartitionSender:
         self._accumulator = accumulator
         self._open_requests = 0
         self._in_flight_bytes = 0
-        self._stored_through = [-1, -1, -1]
-        """The last acked sequence for each durability (`ACKS_NONE`, `ACKS_WRITTEN`, `ACKS_SYNCED`); -1: none."""
+        self._stored_through = [-1, -1, -1, -1]
+        """The last acked sequence for each durability (from `ACKS_NONE` to `ACKS_REPLICATED`); -1: none."""
         self._has_gap = False
         self._outcome_unknown = False
         self._backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
@@ -321,7 +333,7 @@ class PartitionSender:
             batch.attempts = 0  # At this point it is certain that none of these batches is stored.
         self._requeue()
         self._reroute_queued()
-        self.producer_id, self._stored_through = producer_id, [-1, -1, -1]
+        self.producer_id, self._stored_through = producer_id, [-1, -1, -1, -1]
         self._has_gap = self._outcome_unknown = False
         self.state = _READY
         self._clear_sequences(0)
@@ -480,7 +492,7 @@ class PartitionSender:
                 self._accumulator.fail_batch(batch, batch.last_error)
         first = max(last_sequence, -1) + 1
         # Messages are synced in order, so every message before a synced one is synced, even if its ack was "written".
-        for durability in (ACKS_SYNCED, ACKS_WRITTEN):
+        for durability in (ACKS_REPLICATED, ACKS_SYNCED, ACKS_WRITTEN):
             lost = self._stored_through[durability] + 1 - first
             if lost > 0:
                 self._accumulator.lost_messages += lost
@@ -505,10 +517,10 @@ class PartitionSender:
         Batches that are certainly not stored are rerouted to the re-created topic in their original order. Batches that
         may be stored fail with outcome "unknown". The number of acknowledged messages that are deleted is logged.
         """
-        for durability, promised in ((ACKS_SYNCED, "synced"), (ACKS_WRITTEN, "written")):
+        for durability in (ACKS_REPLICATED, ACKS_SYNCED, ACKS_WRITTEN):
             if count := self._stored_through[durability] + 1:
                 # Second cause in the text: a broker that was started with an older copy of its data may lack the topic.
-                log.warning(LOST_WITH_TOPIC, self.topic.name, count, promised, self.partition)
+                log.warning(LOST_WITH_TOPIC, self.topic.name, count, DURABILITY[durability], self.partition)
                 break
         moving: list[Batch] = []
         for batch in list(self.in_flight):

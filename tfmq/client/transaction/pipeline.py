@@ -555,7 +555,7 @@ class ProducerSequencePool:
             remaining = until - self._link.now()
             if remaining <= 0:
                 if self._link.state != READY and self._link.last_error is not None:
-                    raise ConnectionFailed(self._link.last_error.sentence, outcome="not done")
+                    raise self._link.connection_failure("not done")
                 raise TimedOut("The broker returned no producer id in time.", outcome="not done")
             yield Wait((request,), remaining)
         if request.error is not None:

@@ -44,7 +44,7 @@ from tfmq.errors import (
 )
 from tfmq.limits import TRANSACTION_SECONDS, XID_BYTES
 from tfmq.message import Message
-from tfmq.protocol.commands import ACKS_SYNCED, DescribeTransaction
+from tfmq.protocol.commands import DescribeTransaction
 
 log = logging.getLogger("tfmq.transaction")
 
@@ -326,7 +326,7 @@ class TransactionCore:
                 continue
             if committed:
                 batch.set_handles(self.requests.delayed_replies.get(index))
-                batch.set_stored(((0, offset),) if offset >= 0 else (), ACKS_SYNCED)
+                batch.set_stored(((0, offset),) if offset >= 0 else (), self.producer.link.synced_durability)
             elif error is not None:
                 batch.set_failed(error)
         self.requests.finish()
