@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -590,6 +590,38 @@ def test_the_kernel_fsyncs_the_file_below(tmp_path: Path) -> None:
     assert started is not None and started.wait() is None
     assert queue.start(file, lambda error: None) is None
     queue.close()
+
+
+@pytest.mark.parametrize("fault", ["", "open", "unlink"])
+def test_the_space_of_a_large_file_is_freed_while_others_can_write(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """A system frees it when the last handle of an unlinked file is closed, and may take long."""
+    monkeypatch.setattr(recording_disk, "LARGE_FILE_BYTES", 5)
+    disk = recording()
+    assert isinstance(disk.inner, SimulatedDisk)
+    large, small, other = (disk.create(f"{DATA}/{name}") for name in ("large", "small", "other"))
+    large.pwritev([bytes(5)], 0)
+    small.pwritev([bytes(4)], 0)
+    large.close()
+    small.close()
+    freed: list[str] = []
+    close = SimulatedFile.close
+
+    def close_slowly(file: SimulatedFile) -> None:
+        writer = threading.Thread(target=lambda: other.pwritev([b"x"], 0))
+        writer.start()
+        writer.join(5)
+        assert not writer.is_alive()
+        freed.append(file.path)
+        close(file)
+
+    monkeypatch.setattr(SimulatedFile, "close", close_slowly)
+    if fault:
+        disk.inner.faults.fail(fault)
+    with pytest.raises(OSError) if fault == "unlink" else nullcontext():
+        disk.unlink(f"{DATA}/large")
+    disk.unlink(f"{DATA}/small")
+    assert freed == ([] if fault == "open" else [f"{DATA}/large"])
+    assert disk.exists(f"{DATA}/large") == (fault == "unlink") and len(disk.inner.open_files) == 1
 
 
 # Locks

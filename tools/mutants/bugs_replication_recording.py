@@ -173,6 +173,14 @@ REPLICATION_RECORDING: Final = (
         [RECORDED],
     ),
     Mutant(
+        "large-files-are-freed-with-the-lock",
+        "the space of a large file is freed while others can write",
+        DISK,
+        "            if tracked is not None and tracked.size >= LARGE_FILE_BYTES:\n",
+        "            if tracked is None:\n",
+        [RECORDED],
+    ),
+    Mutant(
         "a-write-below-the-end-is-not-saved",
         "a view shows the folder as it was, whatever is overwritten meanwhile",
         DISK,
