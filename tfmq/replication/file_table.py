@@ -2,7 +2,7 @@
 
 A view costs no copy of the folder. Before an operation changes bytes that a view still needs, the view saves them, in
 memory; of a larger file that is unlinked, it keeps an open handle instead. If that exceeds the limits below, the view
-is lost, and the snapshot begins again: an operation of the broker never fails or waits because of a snapshot.
+is lost, and the snapshot begins again: an operation of the broker never fails because of a snapshot.
 
 `RecordingDisk` calls everything here with its lock held, except what is documented as safe in any thread.
 """
