@@ -247,7 +247,7 @@ REPLICATION_STORES: Final = (
         "a full database is waited for",
         _SQL,
         "        if sqlstate in FULL_SQLSTATES or",
-        "        if not sqlstate and",
+        "        if",
         [SQL],
     ),
     Mutant(

@@ -127,29 +127,12 @@ def test_of_racing_threads_one_stores_each_object(place: Place) -> None:
 def test_of_racing_processes_one_stores_each_object(place: Place) -> None:
     """Also the first use, which makes folders and tables, is a race."""
     names, count = ("a", "b", "c"), 67
-    command = [sys.executable, "-m", "tests.replication.stores.racer", place.url]
-    racers = [
-        subprocess.Popen(
-            [*command, name, str(count)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for name in names
-    ]
-    try:
-        for each in racers:
-            assert each.stdout is not None and each.stdout.readline() == "ready\n"
-        for each in racers:
-            assert each.stdin is not None
-            each.stdin.write("go\n")
-            each.stdin.flush()
-        said = [each.communicate(timeout=RACER_SECONDS)[0] for each in racers]
-    finally:
-        for each in racers:
-            each.kill()
-            each.wait()
-    won = {int(number): name for name, numbers in zip(names, said, strict=True) for number in numbers.split()}
-    assert sum(len(numbers.split()) for numbers in said) == count and sorted(won) == list(range(count))
+    command = [sys.executable, "-m", "tests.replication.stores.racer", place.url, str(count), *names]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=RACER_SECONDS, check=True)
+    won = [(int(number), line[0]) for line in done.stdout.splitlines() for number in line.split()[1:]]
+    assert sorted(number for number, _ in won) == list(range(count))
     store = place.open()
-    assert {number: store.get(f"race/{number}") for number in won} == {n: name.encode() for n, name in won.items()}
+    assert [store.get(f"race/{number}") for number, _ in won] == [name.encode() for _, name in won]
 
 
 @pytest.mark.parametrize(

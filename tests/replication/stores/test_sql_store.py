@@ -128,6 +128,31 @@ def test_no_rights(postgres: PostgresServer) -> None:
     engine.dispose()
 
 
+def test_a_full_postgresql_is_waited_for(postgres: PostgresServer) -> None:
+    engine = create_engine(postgres.url(), isolation_level="AUTOCOMMIT")
+    store = open_store(f"{postgres.url()}&prefix=full")
+    assert store.put_new("entries/1", b"hunter2")
+    with engine.connect() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION is_full() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN RAISE 'no space' USING ERRCODE = 'disk_full'; END $$"
+            )
+        )
+        connection.execute(
+            text("CREATE TRIGGER is_full BEFORE INSERT ON tfmq_objects FOR EACH ROW EXECUTE FUNCTION is_full()")
+        )
+        try:
+            with pytest.raises(StoreUnavailable, match=r"is full: no space\b") as caught:
+                store.put_new("entries/2", b"hunter2")
+            assert "hunter2" not in str(caught.value)
+        finally:
+            connection.execute(text("DROP FUNCTION is_full CASCADE"))
+    assert store.get("entries/2") is None and store.put_new("entries/2", b"")
+    store.close()
+    engine.dispose()
+
+
 def test_a_database_that_is_restarted_is_used_again(postgres: PostgresServer) -> None:
     store = open_store(f"{postgres.url()}&prefix=restarted")
     assert store.put_new("replica", b"1")
