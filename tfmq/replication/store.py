@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
 OBJECT_BYTES_MAX: Final = 64 << 20
-"""Maximum size of an object. A store has at most one in memory for each call."""
+"""Maximum size of an object. A call has at most two copies of one in memory."""
 KEY_CHARACTERS_MAX: Final = 200
 _KEY: Final = re.compile(r"[A-Za-z0-9-][A-Za-z0-9.-]*(/[A-Za-z0-9-][A-Za-z0-9.-]*)*")
 

@@ -243,6 +243,22 @@ REPLICATION_STORES: Final = (
         [SQL],
     ),
     Mutant(
+        "a-database-that-stands-still-is-waited-for",
+        "a call of PostgreSQL ends in time",
+        _SQL,
+        "                    _cut(first)\n",
+        "                    pass\n",
+        [f"{SQL}::test_a_server_that_stands_still_is_left_in_time"],
+    ),
+    Mutant(
+        "a-connection-without-a-call-is-cut",
+        "only calls that last too long are cut",
+        _SQL,
+        "            return self._ends.pop(connection, None) is not None\n",
+        "            return connection in self._ends\n",
+        [f"{SQL}::test_a_server_that_stands_still_is_left_in_time"],
+    ),
+    Mutant(
         "a-full-database-needs-an-operator",
         "a full database is waited for",
         _SQL,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from sqlalchemy import create_engine, text
 
 from tfmq.replication.errors import ReplicationError, StoreRefused, StoreUnavailable
 from tfmq.replication.store import Store
+from tfmq.replication.stores import sql_store
 from tfmq.replication.stores.open_store import open_store
 from tfmq.replication.stores.sql_store import SqlStore
 from tools.rigs.postgresql import PostgresServer
@@ -126,6 +130,29 @@ def test_no_rights(postgres: PostgresServer) -> None:
         finally:
             connection.execute(text("DROP ROLE reader"))
     engine.dispose()
+
+
+def test_a_server_that_stands_still_is_left_in_time(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqlStore(f"{postgres.url()}&prefix=frozen")
+    assert store.put_new("entries/1", b"1")
+    server = server_setting(store, "SELECT pg_backend_pid()")
+    assert isinstance(server, int)
+    monkeypatch.setattr(sql_store, "CALL_SECONDS", 0.5)
+    os.kill(server, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailable, match=r"does not answer: nothing came within 0\.5 s\.$"):
+            store.put_new("entries/2", b"2")
+    finally:
+        os.kill(server, signal.SIGCONT)
+    monkeypatch.setattr(sql_store, "CALL_SECONDS", 5.0)
+    # The server may come to it still: the caller finds out by a get.
+    assert store.put_new("entries/2", b"2") or store.get("entries/2") == b"2"
+    server = server_setting(store, "SELECT pg_backend_pid()")
+    monkeypatch.setattr(sql_store, "CALL_SECONDS", 1.0)
+    store.get("entries/1")
+    time.sleep(1.2)
+    assert server_setting(store, "SELECT pg_backend_pid()") == server, "a connection without a call is left alone"
+    store.close()
 
 
 def test_a_full_postgresql_is_waited_for(postgres: PostgresServer) -> None:

@@ -6,9 +6,12 @@ set up.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC
 from typing import Any, Final
 
@@ -30,7 +33,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects.mysql import LONGBLOB
-from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -62,6 +65,7 @@ LIBPQ: Final = {
     "tcp_user_timeout": CALL_SECONDS * 1000,
 }
 """Parameters of PostgreSQL's drivers that use libpq: a server that is gone is noticed within CALL_SECONDS."""
+LIBPQ_DRIVERS: Final = ("psycopg", "psycopg2")
 FULL_SQLSTATES: Final = frozenset({"53100", "53000"})
 SQLITE_FULL: Final = 13
 READ_ONLY_SQLSTATE: Final = "25006"
@@ -97,6 +101,7 @@ class SqlStore:
         )
         self._engine = self._create_engine()
         self._has_table = False
+        self._limit = _CallLimit() if self._url.get_driver_name() in LIBPQ_DRIVERS else None
         self._writing: AbstractContextManager[object] = nullcontext()
         if self._url.get_backend_name() == "sqlite":
             # It has one writer at a time. Its others look again only after pauses of up to 0.1 s.
@@ -118,7 +123,7 @@ class SqlStore:
         )
         with self._translated_errors():
             try:
-                with self._writing, self._engine_with_table().connect() as connection:
+                with self._writing, self._connection() as connection:
                     connection.execute(row)
             except IntegrityError:
                 return False
@@ -128,7 +133,7 @@ class SqlStore:
         check_key(key)
         is_small = TABLE.c.size_bytes <= OBJECT_BYTES_MAX
         query = select(case((is_small, TABLE.c.value), else_=None)).where(TABLE.c.key == self._prefix + key)
-        with self._translated_errors(), self._engine_with_table().connect() as connection:
+        with self._translated_errors(), self._connection() as connection:
             row = connection.execute(query).first()
         if row is None:
             return None
@@ -145,7 +150,7 @@ class SqlStore:
             .limit(PAGE)
         )
         while True:
-            with self._translated_errors(), self._engine_with_table().connect() as connection:
+            with self._translated_errors(), self._connection() as connection:
                 rows = connection.execute(query.where(TABLE.c.key > last)).all()
             for key, size_bytes, stored in rows:
                 if not (key.startswith(begin) and key > last):
@@ -161,17 +166,19 @@ class SqlStore:
 
     def delete(self, key: str) -> None:
         check_key(key)
-        with self._translated_errors(), self._writing, self._engine_with_table().connect() as connection:
+        with self._translated_errors(), self._writing, self._connection() as connection:
             connection.execute(delete(TABLE).where(TABLE.c.key == self._prefix + key))
 
     def close(self) -> None:
         self._engine.dispose()
+        if self._limit is not None:
+            self._limit.close()
 
     def _create_engine(self) -> Engine:
         arguments: dict[str, Any] = {}
         if self._url.get_backend_name() == "sqlite":
             arguments["timeout"] = CALL_SECONDS
-        elif self._url.get_driver_name() in ("psycopg", "psycopg2"):
+        elif self._url.get_driver_name() in LIBPQ_DRIVERS:
             arguments |= {name: value for name, value in LIBPQ.items() if name not in self._url.query}
         engine = create_engine(
             self._url,
@@ -199,6 +206,26 @@ class SqlStore:
         return self._engine
 
     @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """Context of a connection for one call. Raises StoreUnavailable if the call lasts too long."""
+        with self._engine_with_table().connect() as connection:
+            if self._limit is None:
+                yield connection
+                return
+            driver_connection = connection.connection.driver_connection
+            self._limit.begin(driver_connection)
+            try:
+                yield connection
+            except DBAPIError:
+                if self._limit.end(driver_connection):
+                    raise
+                raise StoreUnavailable(
+                    f"The database {self.name} does not answer: nothing came within {CALL_SECONDS} s."
+                ) from None
+            finally:
+                self._limit.end(driver_connection)
+
+    @contextmanager
     def _translated_errors(self) -> Iterator[None]:
         try:
             yield
@@ -221,6 +248,57 @@ class SqlStore:
         if is_transient:
             return StoreUnavailable(f"The database {self.name} does not answer: {reason}.")
         return StoreRefused(f"The database {self.name} refuses the table {TABLE.name}: {reason}.")
+
+
+class _CallLimit:
+    """Cuts connections on which a call lasts longer than CALL_SECONDS.
+
+    libpq waits without limit for a server that stands still and keeps the connection.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ends: dict[Any, float] = {}
+        """By the driver's connection: when its call has to end, the earliest first."""
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def begin(self, connection: Any) -> None:
+        with self._changed:
+            self._ends[connection] = time.monotonic() + CALL_SECONDS
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tfmq-sql-store", daemon=True)
+                self._thread.start()
+            if len(self._ends) == 1:
+                self._changed.notify()
+
+    def end(self, connection: Any) -> bool:
+        """Return whether the call has ended in time. A second call changes nothing."""
+        with self._changed:
+            return self._ends.pop(connection, None) is not None
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._is_closed:
+                first = next(iter(self._ends), None)
+                if first is None:
+                    self._changed.wait()
+                elif (left := self._ends[first] - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                else:
+                    del self._ends[first]
+                    _cut(first)
+
+
+def _cut(connection: Any) -> None:
+    """End the TCP connection below a driver's connection, whose call then raises an error. The driver closes it."""
+    with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as shared:
+        shared.shutdown(socket.SHUT_RDWR)
 
 
 def _parse(text: str) -> tuple[URL, str]:
