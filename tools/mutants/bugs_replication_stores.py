@@ -222,7 +222,7 @@ REPLICATION_STORES: Final = (
         "sqlite-commits-are-not-durable",
         "a put into SQLite survives a power failure",
         _SQL,
-        'cursor.execute("PRAGMA synchronous=FULL")',
+        'cursor.execute("PRAGMA synchronous=EXTRA")',
         'cursor.execute("PRAGMA synchronous=NORMAL")',
         [SQL],
     ),

@@ -63,7 +63,7 @@ def test_commits_are_durable_where_the_default_is_not(postgres: PostgresServer, 
             connection.execute(text("ALTER ROLE tfmq RESET synchronous_commit"))
     engine.dispose()
     store = SqlStore(f"sqlite:///{tmp_path / 'objects.db'}")
-    assert server_setting(store, "PRAGMA synchronous") == 2 and server_setting(store, "PRAGMA journal_mode") == "wal"
+    assert server_setting(store, "PRAGMA synchronous") == 3 and server_setting(store, "PRAGMA journal_mode") == "wal"
     store.close()
 
 

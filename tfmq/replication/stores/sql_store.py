@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -340,8 +341,9 @@ def _parse(text: str) -> tuple[URL, str]:
 def _set_up_sqlite(connection: Any, _: object) -> None:
     """Make commits survive a power failure. With the write-ahead log, readers do not wait for the writer."""
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA synchronous=EXTRA")  # FULL is enough with a write-ahead log, but not without
+    with suppress(sqlite3.OperationalError):  # locked: another connection switches to the write-ahead log just now
+        cursor.execute("PRAGMA journal_mode=WAL")
     cursor.close()
 
 
