@@ -230,6 +230,7 @@ def test_a_primary_that_is_always_faster_ends_at_a_fence_before_it(store: Script
 
     def write(key: str) -> None:
         slot = next(stored)
+        assert slot < 10 * terms.FENCE_AHEAD
         while (there := store.kind(1, slot)) not in (None, EntryKind.FENCE):
             slot = next(stored)
         if there is None:

@@ -87,6 +87,21 @@ def test_entries_in_flight_are_no_gap_and_a_broken_chain_is_one() -> None:
     assert finding.what == f"{entry_key(Position(2, 0))} fails its checksum"
 
 
+def test_a_fence_ahead_of_a_primary_is_no_gap() -> None:
+    """A claimant puts it there if the primary still writes, and may die before the term has ended."""
+    primary = history_of_snapshots(1)
+    primary.fence(Position(1, primary.position.slot + 200))
+    assert not verified(primary).is_damaged
+    primary.fence(Position(1, primary.position.slot + 1))
+    assert not verified(primary).is_damaged
+
+
+def test_damage_of_the_entry_of_the_newest_snapshot_hinders_nothing() -> None:
+    primary = history_of_snapshots(1)
+    primary.store.damage(entry_key(primary.position))
+    assert not verified(primary).is_damaged
+
+
 def test_what_a_newer_version_has_stored_is_no_damage() -> None:
     primary = history_of_snapshots(1)
     data, modified = primary.store.objects[manifest_key(primary.position)]

@@ -94,7 +94,10 @@ def read_chain(store: Store) -> Chain:
 def _is_entry(store: Store, position: Position) -> bool:
     """Return whether something other than a fence is stored at `position`."""
     data = store.get(entry_key(position))
-    return data is not None and decode_entry(data, position).kind != EntryKind.FENCE
+    try:
+        return data is not None and decode_entry(data, position).kind != EntryKind.FENCE
+    except InvalidObject:
+        return True  # a manifest does not need what is damaged at or below its position
 
 
 def _follow_parents(store: Store, term: int, begin: Begin | None) -> Iterator[Link]:

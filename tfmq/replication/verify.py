@@ -221,6 +221,9 @@ class _Verifier:
             stored = (parse_position(each.key) for each in self._store.list(entries_prefix(link.term)))
             slots = [each.slot for each in stored if each is not None and each.slot >= expected]
             slots = [slot for slot in slots if link.end is None or slot <= link.end]
+            # A claimant may have put a fence far ahead of the slots that are under way.
+            while link.end is None and slots and self._is_fence(Position(link.term, slots[-1])):
+                slots.pop()
             last = link.end if link.end is not None else max(slots, default=expected - 1)
             positions = [Position(link.term, slot) for slot in slots]
             for position, data in call_ahead(self._executor, self._get_entry, positions, READ_AHEAD):
@@ -237,6 +240,13 @@ class _Verifier:
                 yield entry or _StoredEntry(position, 0, False, "is a fence, although later entries count")
             if expected <= last:
                 yield _missing(link.term, expected, last + 1)
+
+    def _is_fence(self, position: Position) -> bool:
+        data = self._get_entry(position)
+        try:
+            return data is not None and decode_entry(data, position).kind == EntryKind.FENCE
+        except InvalidObject:
+            return False
 
     def _get_entry(self, position: Position) -> bytes | None:
         return self._store.get(entry_key(position))

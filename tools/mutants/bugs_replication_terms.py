@@ -230,6 +230,14 @@ REPLICATION_TERMS: Final = (
         ["tests/replication/test_materialize.py"],
     ),
     Mutant(
+        "fence-ahead-is-a-gap",
+        "a fence ahead of a primary is no damage",
+        "tfmq/replication/verify.py",
+        "                slots.pop()\n",
+        "                break\n",
+        ["tests/replication/test_verify.py"],
+    ),
+    Mutant(
         "lease-goes-on-after-a-gap",
         "a standby that was frozen or without a store begins its lease again",
         TIMES,
