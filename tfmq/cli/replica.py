@@ -1,4 +1,4 @@
-"""`tfmq replica`: what a server has replicated to a store is restored, verified, and made into a snapshot."""
+"""`tfmq replica`: the servers of a replicated broker, and what they have stored: restore, verify, snapshot."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import click
 from journal.disk import Disk, RealDisk
 from journal.errors import Full, Locked
 from journal.filenames import LOCK_NAME, join
+from tfmq.cli import replica_servers
 from tfmq.cli.main import DAMAGE_FOUND
 from tfmq.cli.option_types import Moment
 from tfmq.cli.output import Output, iso_text, json_text, offline_options, progress, size_text, time_text, with_noun
@@ -38,7 +39,11 @@ SNAPSHOT_SECONDS_MAX: Final = 1800.0
 
 @click.group(epilog="\b\nExample:\n  tfmq replica restore s3://bucket/orders restored --at 2026-11-29T12:00")
 def replica() -> None:
-    """What a server has replicated to a store: restore, verify, snapshot."""
+    """Replicated brokers: status, promote, restore, verify, snapshot."""
+
+
+replica.add_command(replica_servers.status)
+replica.add_command(replica_servers.promote)
 
 
 @replica.command(epilog="\b\nExample:\n  tfmq replica restore s3://bucket/orders restored --at -2h")

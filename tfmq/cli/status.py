@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from tfmq.cli.output import Output, age_text, output_options, size_text, with_noun, with_times
+from tfmq.cli.output import Output, age_text, escape_unprintable, output_options, size_text, with_noun, with_times
+from tfmq.cli.replica_servers import behind_text, read_status
 
 CLOCK_DIFFERENCE_MS = 1_000  # a smaller difference between broker time and the local clock is not reported
 TARGETS_SHOWN = 10
@@ -20,8 +21,7 @@ def status(output: Output) -> None:
     """Show the state of the broker: version, uptime, topics, transactions, delayed messages, connections, memory, and
     what is stopped.
     """
-    with output.admin() as admin:
-        found = dict(admin.status())
+    found = read_status(output)
     if output.json:
         if found.get("delay"):
             found["delay"] = with_times(found["delay"], "now", "next_due", "horizon")
@@ -34,7 +34,10 @@ def status(output: Output) -> None:
     shown = {row_label(key): format_value(key, value) for key, value in found.items() if not isinstance(value, dict)}
     rows = {**transaction_rows(transactions), **delay_rows(delay), **schedule_rows(found.get("schedules", {}))}
     rows |= verification_rows(found.get("verification", {}))
-    output.print_object({**shown, **rows})
+    replication = found.get("replication", {})
+    output.print_object({**shown, **rows, **replication_rows(replication)})
+    if replication.get("trouble"):
+        output.info(f"replication: {escape_unprintable(str(replication['trouble']))}")
     print_transaction_problems(output, transactions, settings.get("transaction.alarm_seconds", 0))
     print_delay_problems(output, delay)
     if settings and not output.quiet:
@@ -67,6 +70,16 @@ def verification_rows(found: Mapping[str, Any]) -> dict[str, str]:
     counts = [f"{count:,} {kind}" for kind, count in found.get("findings", {}).items() if count]
     done = f"{with_noun(found['segments'], 'segment')}, {size_text(found['bytes'])}"
     return {"verified": f"{done}, {', '.join(counts) or 'nothing found'}"}
+
+
+def replication_rows(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row for a server with replicas: its role, term and mode, how far behind it is, and the store."""
+    if not found:
+        return {}
+    parts = [str(found.get("role")), f"term {found.get('term')}", str(found.get("mode") or "")]
+    parts.append(f"{behind_text(found)} behind" if behind_text(found) else "")
+    parts.append(f"store {found['store']}" if found.get("store") else "")
+    return {"replication": escape_unprintable(", ".join(filter(None, parts)))}
 
 
 def print_transaction_problems(output: Output, found: Mapping[str, Any], alarm_seconds: float) -> None:

@@ -10,6 +10,8 @@ CONNECTION: Final = "tfmq/client/connection/connection.py"
 STANDBY: Final = "tfmq/server/standby_handler.py"
 FAILOVER: Final = "tests/client/connection/test_failover.py"
 CLIENTS: Final = "tests/client/test_failover.py"
+SERVERS: Final = "tfmq/cli/replica_servers.py"
+COMMANDS: Final = "tests/cli/test_replica_servers.py"
 HANDLER: Final = "tests/server/test_standby_handler.py"
 
 REPLICATION_CLIENTS: Final = (
@@ -207,5 +209,53 @@ REPLICATION_CLIENTS: Final = (
         "        if len(self._link.servers) != 1:\n            # After",
         "        if False:\n            # After",
         [CLIENTS],
+    ),
+    Mutant(
+        "promotion-is-not-waited-for",
+        "`tfmq replica promote` ends when the server is primary",
+        SERVERS,
+        "        if state.role == ROLE_PRIMARY:\n            return state\n",
+        "        return state\n",
+        [COMMANDS],
+    ),
+    Mutant(
+        "promotion-of-any-of-several",
+        "a promotion names one server",
+        SERVERS,
+        "    if len(addresses) != 1:\n",
+        "    if not addresses:\n",
+        [COMMANDS],
+    ),
+    Mutant(
+        "another-primary-is-not-noticed",
+        "a promotion that another server has won ends",
+        SERVERS,
+        "if _is_later(known.replication",
+        "if False and _is_later(known.replication",
+        [COMMANDS],
+    ),
+    Mutant(
+        "password-in-the-list-of-servers",
+        "an address is shown without its password",
+        SERVERS,
+        '",".join(map(str, admin._driver.link.servers))',
+        "address",
+        [COMMANDS],
+    ),
+    Mutant(
+        "no-server-is-no-failure",
+        "exit code 3 where no server can be reached",
+        SERVERS,
+        "return NOT_REACHED if all(",
+        "return 0 if all(",
+        [COMMANDS],
+    ),
+    Mutant(
+        "status-of-the-first-server",
+        "`tfmq status` of several servers is that of the primary",
+        SERVERS,
+        'if several and ServerState("", found).role == ROLE_STANDBY:',
+        "if False:",
+        [COMMANDS],
     ),
 )

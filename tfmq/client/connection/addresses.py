@@ -70,6 +70,18 @@ class BrokerAddress(NamedTuple):
     tls: TlsFiles | None = None
     credentials: Credentials | None = None
 
+    def url(self) -> str:
+        """Return the address as `parse_servers` takes it, with the password and the files: not for display."""
+        from urllib.parse import quote
+
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        login = ""
+        if self.credentials is not None:
+            login = f"{quote(self.credentials.user, safe='')}:{quote(self.credentials.password, safe='')}@"
+        files = "" if self.tls is None else "&".join(f"{k}={quote(v)}" for k, v in self.tls._asdict().items() if v)
+        scheme = PLAIN_SCHEME if self.tls is None else TLS_SCHEME
+        return f"{scheme}://{login}{host}:{self.port}{f'?{files}' if files else ''}"
+
     def __str__(self) -> str:
         """Return the address as it is written, without the password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
