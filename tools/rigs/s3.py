@@ -30,6 +30,8 @@ OPEN_BUCKET = "open"
 USER, SECRET = "tfmq-key", "tfmq-secret"
 READER, READER_SECRET = "reader-key", "reader-secret"
 """Somebody who may not write."""
+SOCKETS = Path("/tmp")
+"""Where it makes its Unix sockets, whatever it is told."""
 PORTS = ("master", "volume", "filer", "admin", "s3")
 
 
@@ -55,6 +57,7 @@ class S3Server:
         self.folder = Path(tempfile.mkdtemp(prefix="tfmq-s3-"))
         self.log = self.folder / "log"
         self.port = 0
+        self._ports: list[int] = []
         self._process: subprocess.Popen[bytes] | None = None
         rights = ["Read", "Write", "List"]
         users = [
@@ -76,8 +79,9 @@ class S3Server:
         raise RuntimeError(f"SeaweedFS did not start: {self.log.read_text()[-2000:]}")
 
     def _started(self) -> bool:
-        ports = free_ports(2 * len(PORTS))
-        chosen = [f"-{name}.port{kind}={ports.pop()}" for name in PORTS for kind in ("", ".grpc")]
+        self._ports = free_ports(2 * len(PORTS))
+        left = iter(self._ports)
+        chosen = [f"-{name}.port{kind}={next(left)}" for name in PORTS for kind in ("", ".grpc")]
         self.port = int(chosen[-2].partition("=")[2])
         self.alive.add(self)
         with self.log.open("wb") as log:
@@ -138,6 +142,9 @@ class S3Server:
         process.kill()
         process.wait(STOP_SECONDS)
         self.alive.discard(self)
+        for port in self._ports:
+            for left in SOCKETS.glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
