@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
+import tfmq
 from journal.disk import RealDisk, RealFile
 from journal.errors import Full
 from tests.cli.conftest import Cli
-from tests.replication.objects import HookedStore, Primary, Tree, copy_to_folder, failing_after
+from tests.replication.objects import HookedStore, Primary, Tree, copy_to_folder, failing_after, make_snapshotter
 from tfmq.cli.output import iso_text
 from tfmq.replication.entries import Position, entry_key, manifest_key
 from tfmq.replication.errors import StoreUnavailable
-from tfmq.replication.materialize import find_start, materialize
+from tfmq.replication.materialize import MARKER_PATH, find_start, materialize
+from tfmq.replication.snapshot import FolderSource
 from tfmq.replication.stores.file_store import FileStore
+from tools.rigs.live_server import LiveServer
 
 NOON_MS = round(datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp() * 1000)
 
@@ -119,6 +122,34 @@ def test_an_interrupted_restore_is_completed(offline: Cli, primary: Primary, url
     assert tree(data) == primary.trees[primary.position]
     ran = offline("replica", "restore", url, str(data))
     assert ran.code == 1 and "is not empty (segment)" in ran.err
+
+
+def test_a_server_starts_in_a_restored_folder_and_in_no_incomplete_one(
+    offline: Cli, own_broker: LiveServer, tmp_path: Path
+) -> None:
+    with tfmq.Producer(own_broker.address) as producer:
+        producer.send_many("orders", [b"first", b"second"])
+    own_broker.stop()
+    store = HookedStore()
+    primary = Primary(store)
+    primary.begin()
+    source = FolderSource(RealDisk(), str(own_broker.data))
+    snapshotter = make_snapshotter(store)
+    snapshotter.store_manifest(primary.position, primary.time_ms, snapshotter.upload(source))
+    restored = LiveServer(tmp_path / "restored")
+    assert offline("replica", "restore", copy_to_folder(store, tmp_path / "store"), str(restored.data)).code == 0
+    marker = restored.data / MARKER_PATH
+    marker.write_bytes(b"")
+    with pytest.raises(RuntimeError, match=f"The data folder {restored.data} is not complete: "):
+        restored.start()
+    marker.unlink()
+    restored.start()
+    with tfmq.Consumer(restored.address, topics="orders") as consumer:
+        messages: list[bytes | None] = []
+        while len(messages) < 2:
+            messages += [message.payload for message in consumer.poll(timeout=5)]
+    restored.stop()
+    assert messages == [b"first", b"second"]
 
 
 def test_a_full_disk_or_a_lost_store_in_the_middle_is_one_sentence(

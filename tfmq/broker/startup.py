@@ -51,9 +51,22 @@ from tfmq.delay.buckets.fsck import ARRIVALS_NAME, rebuild_from_arrivals
 from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
+from tfmq.errors import NOT_DONE, ConfigError
+from tfmq.replication.materialize import is_incomplete
 from tfmq.transaction.store import TransactionStore
 
 log = logging.getLogger("tfmq.broker")
+
+
+def require_complete(broker: Broker) -> None:
+    """Raise ConfigError if the folder is being made from a replica, or if that was interrupted."""
+    if is_incomplete(broker.disk, broker.data):
+        raise ConfigError(
+            f"The data folder {broker.data} is not complete: making it from a replica was interrupted, or has not ended"
+            " yet. Repeat the command `tfmq replica restore`, or start the server with replicate.url, which goes on"
+            " with it.",
+            outcome=NOT_DONE,
+        )
 
 
 def create_data_folder(broker: Broker) -> None:
@@ -232,6 +245,7 @@ def start_housekeeping(broker: Broker) -> None:
 
 
 STEPS: Final[tuple[Callable[[Broker], None], ...]] = (
+    require_complete,
     create_data_folder,
     lock_data_folder,
     version_file,
@@ -248,7 +262,8 @@ STEPS: Final[tuple[Callable[[Broker], None], ...]] = (
 
 
 def start(broker: Broker) -> None:
-    """Start the broker: run all STEPS. Raises Locked (by another process), NewerFormat, Corrupt, OSError, Full."""
+    """Start the broker: run all STEPS. Raises ConfigError (not complete), Locked (by another
+    process), NewerFormat, Corrupt, OSError, Full."""
     began = broker.clock.monotonic()
     # Garbage collection is off during the start, because the objects that a start creates stay alive. Scanning all
     # objects repeatedly took half of the time of a start with 100,000 prepared transactions.

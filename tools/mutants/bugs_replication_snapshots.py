@@ -295,6 +295,14 @@ REPLICATION_SNAPSHOTS: Final = (
         [COMMANDS],
     ),
     Mutant(
+        "a-server-starts-in-an-incomplete-folder",
+        "no server starts in a folder that a restore has not completed",
+        "tfmq/broker/startup.py",
+        "    require_complete,\n",
+        "",
+        [COMMANDS],
+    ),
+    Mutant(
         "restore-over-other-files",
         "a restore leaves a folder alone that has other files",
         "tfmq/cli/replica.py",
