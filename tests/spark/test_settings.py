@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from tfmq.client.connection.addresses import parse_servers
 from tfmq.errors import BadRequest, ConfigError
 from tfmq.limits import is_valid_name
 from tfmq.spark.settings import (
@@ -62,7 +63,6 @@ def test_settings_travel() -> None:
         ({"maxOffsetsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "exclude each other"),
         ({"maxOffsetsPerTrigger": "1", "minOffsetsPerTrigger": "2"}, "larger than maxOffsetsPerTrigger"),
         ({"path": "orders"}, r'topics are named by option\("subscribe", NAME\)'),
-        ({"servers": "127.0.0.1:1,127.0.0.1:2"}, "servers must be one broker"),
         ({"servers": "127.0.0.1:99999"}, "'99999'.*is not a port"),
     ],
 )
@@ -94,17 +94,17 @@ def test_progress_is_the_brokers_and_a_folder_has_none() -> None:
         parse_source_settings({"path": "/tmp", "subscribe": "orders", "groupId": "g"}, streaming=True)
 
 
-# One broker, and no list of them.
+# One broker, with all its servers.
 
 
-@pytest.mark.parametrize("servers", ["127.0.0.1:8367", "tfmq://broker", "localhost,"])
-def test_one_address(servers: str) -> None:
+@pytest.mark.parametrize("servers", ["127.0.0.1:8367", "tfmq://broker", "localhost,", "a:1,b:2,c:3"])
+def test_the_addresses_of_a_broker(servers: str) -> None:
     assert parse_broker({"servers": servers}) == servers
 
 
-def test_several_are_refused() -> None:
-    with pytest.raises(BadRequest, match="servers must be one broker, HOST:PORT, not "):
-        parse_broker({"servers": "127.0.0.1:1,127.0.0.1:2"})
+def test_a_user_of_several_servers_has_the_password_at_all() -> None:
+    found = parse_broker({"servers": "tfmq://me@a:1,b:2,c:3", "password": "x"})
+    assert [each.credentials and each.credentials.password for each in parse_servers(found)] == ["x", "x", "x"]
 
 
 def test_what_is_no_address() -> None:
@@ -176,7 +176,6 @@ def test_each_topic_of_an_application_is_a_commit_group_of_its_own() -> None:
     [
         ({}, 'Give the broker to write to: option("servers", "HOST:PORT").'),
         ({**SERVERS, "topic": "a/b"}, "'a/b' in the option topic cannot be a topic: a name has 1 to 249 letters"),
-        ({"servers": "127.0.0.1:1,127.0.0.1:2"}, "servers must be one broker, HOST:PORT, not '127.0.0.1:1,127"),
         ({**SERVERS, "transactionTtl": "1000d"}, "transactionTtl must be at most 365 days"),
         ({**SERVERS, "txnAppId": "x"}, "txnAppId needs txnVersion, too: give both, or none."),
         ({**SERVERS, "txnVersion": "1"}, "txnVersion needs txnAppId, too: give both, or none."),

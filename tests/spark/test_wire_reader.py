@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.client.replicated_broker import ReplicatedBroker
 from tests.client.rig import Rig
 from tests.scale import scaled, seeded
 from tests.spark.stored import SEGMENT_BYTES, fill, joined, small_broker, wanted
@@ -369,3 +370,17 @@ def test_a_log_of_another_partition_is_not_there(logs: BrokerLogReader) -> None:
     log = logs.partitions("orders")[0]
     with pytest.raises(UnknownTopic, match="no number 5"):
         logs.bounds(PartitionLog("orders", 5, log.incarnation, log.log_id + 5))
+
+
+def test_a_reader_with_all_servers_goes_on_with_another_primary() -> None:
+    """It is the same broker for the query: its id, topics and offsets stay."""
+    with ReplicatedBroker() as broker, Producer(broker.servers) as producer, BrokerLogReader(broker.servers) as logs:
+        producer.send_many("orders", [b"1", b"2"]).result()
+        range_, broker_id = whole(logs), logs.broker_id()
+        before = joined(logs.read_blocks(range_))
+        broker.fail_over(1)
+        assert (whole(logs), logs.broker_id()) == (range_, broker_id)
+        assert joined(logs.read_blocks(range_)) == before
+        broker.fail_over(2)
+        with BrokerLogReader(broker.servers) as task:
+            assert joined(task.read_blocks(range_)) == before and task.broker_id() == broker_id

@@ -185,7 +185,13 @@ class Option(NamedTuple):
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("servers", "HOST:PORT", parse_text, "The broker. A source takes it or `path`.", side="both"),
+    Option(
+        "servers",
+        "HOST:PORT",
+        parse_text,
+        "The broker; of a replicated one all servers: `A,B,C`. A source takes it or `path`.",
+        side="both",
+    ),
     Option(
         "password",
         "text",

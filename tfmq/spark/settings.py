@@ -91,10 +91,11 @@ def _parse_address(found: Mapping[str, Any]) -> SourceAddress:
 
 
 def parse_broker(found: Mapping[str, Any]) -> str:
-    """Return the address of the broker, with the password if it has a user. It is never shown by Spark.
+    """Return the addresses of the broker, with the password if they have a user. It is never shown by Spark.
 
-    Raises BadRequest if `servers` names several brokers (offsets and commit groups are valid in one broker only), or a
-    password: Spark shows all options in plans and logs, except those whose names say that they are secret.
+    Several addresses are the servers of one replicated broker: offsets and commit groups are valid in one broker only.
+    Raises BadRequest if `servers` has a password: Spark shows all options in plans and logs, except those whose names
+    say that they are secret.
     """
     servers: str = found["servers"]
     if without_password(servers) != servers:
@@ -106,11 +107,6 @@ def parse_broker(found: Mapping[str, Any]) -> str:
     if password:  # Also that of the environment: tasks have another one.
         servers = with_password(servers, password)
     brokers = parse_servers(servers)
-    if len(brokers) > 1:
-        raise BadRequest(
-            f"servers must be one broker, HOST:PORT, not {found['servers']!r}: offsets and exactly once hold within"
-            " one."
-        )
     if "password" in found and brokers[0].credentials is None:
         raise BadRequest('password needs a user: write option("servers", "tfmq://USER@HOST:PORT").')
     return servers
@@ -131,7 +127,7 @@ GROUP_PREFIX = "spark-"
 class SinkSettings(NamedTuple):
     """Settings of a sink.
 
-    `servers`: the address of the broker, with the password of its user: do not show it · `topic`: "" if each row names
+    `servers`: the broker's addresses, with the password of its user: do not show it · `topic`: "" if each row names
     its topic · `ttl_ms`: time limit of prepared transactions, None for the broker's default · `group`, `sequence`:
     commit group and sequence of an idempotent batch write, from txnAppId and txnVersion; "" and 0 for other writes ·
     `lenient`: send invalid attributes unchanged, so that every archive can be replayed.

@@ -258,4 +258,20 @@ REPLICATION_CLIENTS: Final = (
         "if False:",
         [COMMANDS],
     ),
+    Mutant(
+        "attempts-to-connect-have-no-end",
+        "a machine that does not answer is left, with every driver",
+        "tfmq/client/drivers/socket.py",
+        "            self.link.connecting()\n",
+        "",
+        ["tests/e2e/test_failover.py"],
+    ),
+    Mutant(
+        "a-list-is-refused-for-spark",
+        "Spark takes all servers of a replicated broker",
+        "tfmq/spark/settings.py",
+        "    brokers = parse_servers(servers)\n",
+        '    brokers = parse_servers(servers)\n    if len(brokers) > 1:\n        raise BadRequest("One.")\n',
+        ["tests/spark/test_settings.py"],
+    ),
 )
