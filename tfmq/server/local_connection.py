@@ -131,7 +131,13 @@ class LocalConnection(ClientConnection):
         self.connection_count = 1
         self.limits = received_limits(context.limits_sent)
         self.hello = commands.HelloReply(
-            commands.VERSION_MAX, context.server, context.node, dict(context.limits_sent), context.acks, []
+            commands.VERSION_MAX,
+            context.server,
+            context.node,
+            dict(context.limits_sent),
+            context.acks,
+            [],
+            {"durability": context.synced_durability},
         )
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Any:
