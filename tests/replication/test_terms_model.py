@@ -29,6 +29,8 @@ FULL = (
     Course(THREE, faults=1),
     Course(TWO, faults=2, successors=2),
     Course(TWO, slots=2, sweeps=1),
+    Course(THREE, slots=1, window=1, sweeps=1),
+    Course(TWO, slots=1, faults=1, sweeps=1, bases=1),
     Course(TWO, bases=2),
     Course((None,), slots=2, sweeps=1, bases=1),
     Course((Position(1, 1), None), slots=1, sweeps=1),
