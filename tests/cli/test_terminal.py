@@ -96,6 +96,8 @@ CASES: Mapping[str, str] = {
     "log dump": "log dump {partition}",
     "log verify": "log verify {partition}",
     "log repair": "log repair {partition}",
+    "replica status": "replica status",
+    "replica promote": "replica promote",
     "replica verify": "replica verify {replica}",
     "replica snapshot": "replica snapshot {replica}",
     "replica restore": "replica restore {replica} restored-{own}",
@@ -106,7 +108,7 @@ CASES: Mapping[str, str] = {
 """Each command, in an order in which each finds what it needs."""
 ASKING = {"user add", "user password"}
 """They ask for a password (tests/cli/test_user.py)."""
-REFUSED = ("tx forget-group",)
+REFUSED = ("tx forget-group", "replica promote")
 """Their errors are output too."""
 WITH_BAR = ("dlq redrive", "log verify", "replica verify", "replica snapshot", "replica restore", "bench")
 """They show a bar, which is gone before they print anything, if they take longer than `bar_after`."""

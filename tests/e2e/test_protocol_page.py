@@ -187,8 +187,8 @@ def producer(client: PageClient) -> int:
 
 
 def test_hello_says_version_node_limits_and_acks(client: PageClient) -> None:
-    version, _server, node, limits, acks, features = client.welcome
-    assert version == 1 and node and acks == 2 and isinstance(features, list)
+    version, _server, node, limits, acks, features, properties = client.welcome
+    assert version == 1 and node and acks == 2 and isinstance(features, list) and properties == {}
     named = re.search(r"<!-- generated: hello-limits -->\n(.*?)<!--", PAGE.read_text(), re.DOTALL)
     assert named is not None
     assert set(limits) == set(re.findall(r"`(\w+)`", named[1]))

@@ -446,7 +446,10 @@ def test_only_errors_that_no_user_causes_are_answered_as_those_of_the_server() -
         409: {*(transactions - other), "topic_exists", "fenced", "log_truncated"},
         413: {"message_too_large", "transaction_too_large"},
         501: {"not_supported", "unknown_command"},
-        503: {"busy", "disk_full", "storage_stopped", "store_failed", "closed", "abandoned", "connection_failed"},
+        503: {
+            *("busy", "disk_full", "storage_stopped", "store_failed", "closed", "abandoned", "connection_failed"),
+            "not_primary",
+        },
         504: {"timed_out"},
         # A producer or another end of the protocol does something wrong, and here that is the server itself.
         500: {
