@@ -39,6 +39,11 @@ class Lock(Protocol):
 class Disk(Protocol):
     """Interface of a file system: operations on paths. The module docstring says which errors they raise."""
 
+    @property
+    def is_replicated(self) -> bool:
+        """True if a fsync is only half of what makes data durable: its caller learns later that the data is stored
+        elsewhere, too. A log then raises its high watermark only in `force_done`, never in a worker."""
+
     def open_read(self, path: str) -> File:
         """Open an existing file for reading only; raises `IsADirectoryError` if `path` is a folder."""
 
@@ -97,6 +102,8 @@ class Disk(Protocol):
 
 class RealDisk:
     """The file systems of this machine, through the operating system."""
+
+    is_replicated = False
 
     def __init__(self) -> None:
         self._spare_lock = threading.Lock()

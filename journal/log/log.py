@@ -102,6 +102,7 @@ class Log:
         recovery.run(resume=resume)
         self.recovery, self._segment_set = recovery.report, recovery.segment_set
         self._reader = LogReader(recovery.segment_set)
+        recovery.segment_set.raise_high_watermark()
         self._writer = LogWriter(self._disk, self.folder, self._clock, self.options, self._state, recovery)
 
     @property
@@ -117,14 +118,14 @@ class Log:
     @property
     def forced_offset(self) -> int:
         """Durable offset: everything before this offset survives a power loss. It is always the end of an append."""
-        return self._segment_set.durable
+        return self._segment_set.high_watermark
 
     @property
     def forced_place(self) -> tuple[int, int]:
         """(`forced_offset`, ordinal of the record at this offset), both of the same moment."""
         segment_set = self._segment_set
         with segment_set.lock:
-            return segment_set.durable, segment_set.durable_ordinal
+            return segment_set.high_watermark, segment_set.high_watermark_ordinal
 
     @property
     def first_ordinal(self) -> int:
@@ -219,15 +220,15 @@ class Log:
         """Highest position of the source among durable appends, or None. No power loss or `resume` can lower it."""
         segment_set = self._segment_set
         with segment_set.lock:
-            return segment_set.applied_positions.durable((kind, id), segment_set.durable)
+            return segment_set.applied_positions.durable((kind, id), segment_set.high_watermark)
 
     @property
     def dirty(self) -> UnsyncedRecords | None:
         """Records that a power loss could discard; None if everything is durable."""
         segment_set = self._segment_set
-        if segment_set.durable >= segment_set.end:
+        if segment_set.high_watermark >= segment_set.end:
             return None
-        return UnsyncedRecords(segment_set.end_ordinal - segment_set.durable_ordinal, self._writer.dirty_since)
+        return UnsyncedRecords(segment_set.end_ordinal - segment_set.high_watermark_ordinal, self._writer.dirty_since)
 
     @property
     def oldest_ms(self) -> int | None:
@@ -397,9 +398,9 @@ class Log:
     def flush_due(self, now: float) -> float | None:
         """Monotonic time (s) at which an fsync is due; a time up to `now` means at once. None if no fsync is needed."""
         segment_set = self._segment_set
-        if segment_set.durable >= segment_set.end or segment_set.stopped is not None:
+        if segment_set.high_watermark >= segment_set.end or segment_set.stopped is not None:
             return None
-        records = segment_set.end_ordinal - segment_set.durable_ordinal
+        records = segment_set.end_ordinal - segment_set.high_watermark_ordinal
         return self.options.fsync_due(records, self._writer.dirty_since, now)
 
     def force(self) -> None:
@@ -410,7 +411,7 @@ class Log:
     def force_plan(self) -> FsyncPlan | None:
         """Return the plan of an fsync of everything written so far; None if the log needs no fsync or is stopped."""
         segment_set = self._segment_set
-        if self.closed or segment_set.stopped is not None or segment_set.durable >= segment_set.end:
+        if self.closed or segment_set.stopped is not None or segment_set.high_watermark >= segment_set.end:
             return None
         now, snapshot = self._clock.monotonic(), self._writer.snapshot_if_due()
         position = (segment_set.end, segment_set.end_ordinal)

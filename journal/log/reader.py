@@ -51,7 +51,7 @@ class LogReader:
     def _limit(self, durable: bool) -> int:
         """Offset at which reads end: the durable offset if `durable` or the log is stopped, else the end of the log."""
         segment_set = self._segment_set
-        return segment_set.durable if durable or segment_set.stopped is not None else segment_set.end
+        return segment_set.high_watermark if durable or segment_set.stopped is not None else segment_set.end
 
     def read(
         self,

@@ -38,6 +38,11 @@ class SegmentSet:
         """Latest append time (ms). The next append gets a time that is not lower."""
         self.durable = 0
         self.durable_ordinal = 0
+        """The durable offset on this machine's disk, and its ordinal. It may be raised in any thread."""
+        self.high_watermark = 0
+        self.high_watermark_ordinal = 0
+        """The durable offset that callers and readers see. It is lower while what is durable on this disk is not stored
+        elsewhere (`Disk.is_replicated`)."""
         self.epoch = 0
         self.starts: tuple[tuple[int, int], ...] = ()
         self.stopped: str | None = None
@@ -72,11 +77,21 @@ class SegmentSet:
         self.first, self.first_ordinal, self.durable, self.durable_ordinal = checkpoint[:4]
         self.append_time, self.epoch, self.starts = checkpoint[4:7]
 
-    def raise_durable(self, offset: int, ordinal: int) -> None:
-        """Advance the durable offset to `offset`, the end of an append; a lower `offset` changes nothing."""
+    def raise_durable(self, offset: int, ordinal: int, *, is_replicated: bool = False) -> None:
+        """Advance the durable offset to `offset`, the end of an append; a lower `offset` changes nothing.
+
+        The high watermark is advanced, too, unless the data may not be stored elsewhere yet (`is_replicated`).
+        """
         with self.lock:
             if offset > self.durable:
                 self.durable, self.durable_ordinal = offset, ordinal
+            if not is_replicated and offset > self.high_watermark:
+                self.high_watermark, self.high_watermark_ordinal = offset, ordinal
+
+    def raise_high_watermark(self) -> None:
+        """Let callers see everything that is durable, after a recovery."""
+        with self.lock:
+            self.high_watermark, self.high_watermark_ordinal = self.durable, self.durable_ordinal
 
     def index_of(self, offset: int, segments: tuple[Segment, ...]) -> int:
         """Return the index of the segment with `offset`; 0 if `offset` is before all. Raises Closed if none is open."""

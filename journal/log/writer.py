@@ -205,7 +205,7 @@ class LogWriter:
             self.gate.fsync(segment_set.active)
         except OSError as error:
             raise self.stop(f"an fsync failed: {error}") from error
-        segment_set.raise_durable(end, ordinal)
+        segment_set.raise_durable(end, ordinal, is_replicated=self._disk.is_replicated)
 
     def stop(self, reason: str) -> Stopped:
         """Stop the log. Return the error for the caller to raise; the error says if `log.mark` could not be written."""
@@ -304,7 +304,7 @@ class LogWriter:
         old = segment_set.active
         try:
             self.gate.fsync(old, old.seal)
-            segment_set.raise_durable(segment_set.end, segment_set.end_ordinal)
+            segment_set.raise_durable(segment_set.end, segment_set.end_ordinal, is_replicated=self._disk.is_replicated)
             self.write_snapshot(snapshot)
             if segment_set.stopped is not None:
                 raise Stopped(segment_set.stopped)

@@ -198,6 +198,8 @@ class SimulatedDisk:
     calls fail. `after` is called after each change, so that a test can simulate a power loss at that moment.
     """
 
+    is_replicated = False
+
     def __init__(self, *, space_bytes: int | None = None, descriptors_max: int | None = None) -> None:
         self.faults = Faults()
         self.after: Callable[[str, str], None] | None = None

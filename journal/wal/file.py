@@ -240,6 +240,9 @@ class JournalFiles:
         """LSN of the next entry."""
         self.durable_lsn = 0
         """Durable LSN: everything before it survives a power loss."""
+        self.high_watermark = 0
+        """The durable LSN that callers see. It is lower while what is durable on this disk is not stored elsewhere
+        (`Disk.is_replicated`)."""
         self.stopped: str | None = None
         self.idle_count = 0
         self.lock = threading.RLock()
@@ -255,11 +258,16 @@ class JournalFiles:
             raise Closed("the transaction journal")
         return files[-1]
 
-    def raise_durable(self, lsn: int) -> None:
-        """Advance the durable LSN to `lsn`, the end of an append; a lower `lsn` changes nothing."""
+    def raise_durable(self, lsn: int, *, is_replicated: bool = False) -> None:
+        """Advance the durable LSN to `lsn`, the end of an append; a lower `lsn` changes nothing.
+
+        The high watermark is advanced, too, unless the data may not be stored elsewhere yet (`is_replicated`).
+        """
         with self.lock:
             if lsn > self.durable_lsn:
                 self.durable_lsn = lsn
+            if not is_replicated and lsn > self.high_watermark:
+                self.high_watermark = lsn
 
     def seal(self) -> None:
         """Seal the active file, which must be complete and fsynced."""
@@ -269,12 +277,12 @@ class JournalFiles:
                 active.sealed = True
                 self.idle_count += not active.references
 
-    def add(self, file: JournalFile) -> None:
-        """Make `file`, which is new and fsynced, the active file."""
+    def add(self, file: JournalFile, *, is_replicated: bool = False) -> None:
+        """Make `file`, which is new and fsynced, the active file. `is_replicated` as in `raise_durable`."""
         with self.lock:
             self.files = (*self.files, file)
             self.end = file.end
-            self.durable_lsn = file.end
+            self.raise_durable(file.end, is_replicated=is_replicated)
 
     def add_reference(self, lsn: int) -> None:
         """Add a reference to the file that contains `lsn`. Raises KeyError if there is no such file."""

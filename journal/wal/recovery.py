@@ -201,7 +201,7 @@ class JournalRecovery:
             self.files.remove_all()
             raise
         self._make_durable(tail)
-        self.files.end = self.files.durable_lsn = tail.end
+        self.files.end = self.files.durable_lsn = self.files.high_watermark = tail.end
         self._add_references()
         self._remove_obsolete(numbers, [pointer.number for pointer in self.checkpoint.snapshots])
         self.checkpoint = self.checkpoint._replace(snapshots=pointers)

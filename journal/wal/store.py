@@ -132,7 +132,7 @@ class JournalStore:
     @property
     def forced_offset(self) -> int:
         """Durable LSN: everything before it survives a power loss."""
-        return self._files.durable_lsn
+        return self._files.high_watermark
 
     @property
     def stopped(self) -> str | None:
@@ -184,7 +184,7 @@ class JournalStore:
                 # The truncation is fsynced. Otherwise a power loss could bring back bytes of the rejected append.
                 if active.truncate_failed_write():
                     self._gate.fsync(active)
-                    files.raise_durable(files.end)
+                    files.raise_durable(files.end, is_replicated=self._disk.is_replicated)
                 raise
         except OSError as error:
             raise self._stop(f"a write failed: {error}") from error
@@ -259,7 +259,7 @@ class JournalStore:
     def flush_due(self) -> bool:
         """True if more than `flush_bytes` are not durable: an fsync should start even if no caller waits for one."""
         files = self._files
-        return files.end - files.durable_lsn > self.options.flush_bytes and files.stopped is None
+        return files.end - files.high_watermark > self.options.flush_bytes and files.stopped is None
 
     def force(self) -> None:
         """Fsync everything written so far, in this thread. Raises Stopped, Closed."""
@@ -269,7 +269,7 @@ class JournalStore:
     def force_plan(self) -> FsyncPlan | None:
         """Return the plan of an fsync of all that was written; None if none is needed or the journal is stopped."""
         files = self._files
-        if self.closed or files.stopped is not None or files.durable_lsn >= files.end:
+        if self.closed or files.stopped is not None or files.high_watermark >= files.end:
             return None
         end = files.end
         return FsyncPlan(self, self._gate, files.active, end)
@@ -372,13 +372,13 @@ class JournalStore:
 
         try:
             self._gate.fsync(old, seal)
-            files.raise_durable(files.end)
+            files.raise_durable(files.end, is_replicated=self._disk.is_replicated)
             head = JournalFileHeader(checkpoint.journal_id, checkpoint.salt, old.number + 1, old.end)
             new = JournalFile.create(self._disk, self._folder, head)
             self._disk.force_folder(self._folder)
         except OSError as error:
             raise self._stop(f"a new file of the transaction journal could not be created: {error}") from error
-        files.add(new)
+        files.add(new, is_replicated=self._disk.is_replicated)
 
     def _fsync_all(self) -> None:
         files = self._files
@@ -393,7 +393,7 @@ class JournalStore:
             self._gate.fsync(active)
         except OSError as error:
             raise self._stop(f"an fsync failed: {error}") from error
-        files.raise_durable(end)
+        files.raise_durable(end, is_replicated=self._disk.is_replicated)
 
     def _rewrite_checkpoint_unsynced(self) -> None:
         """Rewrite the durable LSN in the checkpoint without an fsync; if the disk is full, do nothing."""

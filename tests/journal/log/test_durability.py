@@ -111,3 +111,34 @@ def test_snapshots_are_written_every_so_many_bytes_and_never_beyond_the_durable_
         assert all(int(name[:32]) <= log.forced_offset for name in bench.names(".state"))
     assert len(bench.names(".state")) == 2
     assert int(bench.names(".state")[-1][:32]) > log.end_offset - 1500
+
+
+def test_on_a_replicated_disk_only_the_end_of_an_announced_fsync_shows_what_is_durable() -> None:
+    bench = Bench(segment_bytes=1000)
+    bench.open()
+    bench.send()
+    bench.log.force()
+    seen = bench.log.forced_offset
+    bench.disk.is_replicated = True
+    for _ in range(12):
+        bench.send()  # rolls, which fsync what is before them
+    bench.log.force()
+    bench.log.truncate_before(0)
+    assert bench.log.forced_offset == seen and bench.log.dirty is not None
+    assert len(bench.read_all(upto="forced")) == 1, "readers see no more"
+    assert bench.log.flush_due(bench.clock.monotonic() + 1e6) is not None
+    plan = bench.log.force_plan()
+    assert plan is not None and plan.end == bench.log.end_offset
+    bench.log.force_done(plan, None)
+    assert bench.log.forced_offset == bench.log.end_offset and len(bench.read_all(upto="forced")) == 13
+    assert bench.log.force_plan() is None and bench.log.dirty is None
+
+
+def test_after_a_start_everything_that_recovery_has_found_is_durable_on_a_replicated_disk_too() -> None:
+    bench = Bench(segment_bytes=1000)
+    bench.open()
+    for _ in range(12):
+        bench.send()
+    bench.log.force()
+    bench.disk.is_replicated = True
+    assert bench.kill().forced_offset == bench.log.end_offset

@@ -960,3 +960,20 @@ def _seconds(store: JournalStore, contents: list[AppendMsg]) -> float:
     began = time.perf_counter()
     store.append(contents)
     return time.perf_counter() - began
+
+
+def test_on_a_replicated_disk_only_the_end_of_an_announced_fsync_shows_what_is_durable() -> None:
+    journal = opened()
+    journal.append(message(1, 1))
+    journal.store.force()
+    seen = journal.store.forced_offset
+    journal.disk.is_replicated = True
+    for number in range(2, 30):
+        journal.append(message(number, 1))
+        journal.store.force()
+    assert len(journal.store.files) > 1, "there was a roll"
+    assert journal.store.forced_offset == seen
+    plan = journal.store.force_plan()
+    assert plan is not None
+    journal.store.force_done(plan, None)
+    assert journal.store.forced_offset == journal.store.end_offset and journal.store.force_plan() is None
