@@ -81,6 +81,8 @@ class RecordingDisk:
         cut_bytes: int = CUT_BYTES,
     ) -> None:
         self.inner = inner
+        self.is_replicated = False
+        """Set by the owner when the broker that uses this disk has started, if its answers wait for the store."""
         self.wake = wake
         self.held = held
         self.number = 0

@@ -46,6 +46,7 @@ from tools.mutants.bugs_refusals import REFUSALS
 from tools.mutants.bugs_removed_files import REMOVED_FILES
 from tools.mutants.bugs_replication_clients import REPLICATION_CLIENTS
 from tools.mutants.bugs_replication_recording import REPLICATION_RECORDING
+from tools.mutants.bugs_replication_servers import REPLICATION_SERVERS
 from tools.mutants.bugs_replication_snapshots import REPLICATION_SNAPSHOTS
 from tools.mutants.bugs_replication_stores import REPLICATION_STORES
 from tools.mutants.bugs_replication_terms import REPLICATION_TERMS
@@ -141,6 +142,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + PAGE
     + TRACING
     + FAULT_RUNS
+    + REPLICATION_SERVERS
     + REPLICATION_STORES
     + REPLICATION_SNAPSHOTS
     + REPLICATION_RECORDING

@@ -1,0 +1,72 @@
+"""DATA/replica: what a server knows of its own place among the replicas. It is not replicated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple
+
+from journal.disk import Disk, read_file, write_new_file
+from journal.filenames import join
+from tfmq.replication.entries import Position
+from tfmq.replication.operations import LOCAL_FOLDER
+
+STATE_NAME: Final = "state"
+NEW_NAME: Final = "state.new"
+FORMAT: Final = 1
+MEMBER_BYTES: Final = 8
+
+Role = Literal["", "primary", "standby"]
+
+
+class LocalState(NamedTuple):
+    """The content of DATA/replica/state.
+
+    `member` identifies this folder among the replicas. `role` is what the server was when it wrote the file, "" before
+    the first time. `position`: as a primary, an entry of its term that is stored with all before it; as a standby, one
+    that was applied. `is_clean`: the folder is exactly what it was after `position`.
+    """
+
+    member: str
+    role: Role = ""
+    position: Position | None = None
+    is_clean: bool = False
+
+
+class LocalStateFile:
+    """Reads and replaces DATA/replica/state. Raises OSError and Full as the disk does."""
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._own = join(folder, LOCAL_FOLDER)
+
+    def read(self, randomness: Callable[[int], bytes]) -> LocalState:
+        """Return the state. A file that is missing or cannot be read counts as that of a new member."""
+        try:
+            fields = json.loads(read_file(self._disk, join(self._own, STATE_NAME)))
+            term, slot = fields["position"] or (0, 0)
+            position = Position(int(term), int(slot)) if fields["position"] else None
+            role: Role = fields["role"] if fields["role"] in ("primary", "standby") else ""
+            if fields["format"] == FORMAT:
+                return LocalState(str(fields["member"]), role, position, fields["clean"] is True)
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+            pass
+        return LocalState(randomness(MEMBER_BYTES).hex())
+
+    def write(self, state: LocalState) -> None:
+        """Replace the file durably."""
+        if not self._disk.exists(self._own):
+            self._disk.make_folder(self._own)
+            self._disk.force_folder(self._folder)
+        fields = {
+            "format": FORMAT,
+            "member": state.member,
+            "role": state.role,
+            "position": state.position,
+            "clean": state.is_clean,
+        }
+        new = join(self._own, NEW_NAME)
+        write_new_file(self._disk, new, [json.dumps(fields).encode() + b"\n"])
+        self._disk.rename(new, join(self._own, STATE_NAME))
+        self._disk.force_folder(self._own)

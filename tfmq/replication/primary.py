@@ -1,0 +1,276 @@
+"""What a primary does for its replicas while it serves: cut, store, send heartbeats, snapshot, sweep, hand over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from journal.clock import Clock
+from tfmq.replication.entries import CUT_BYTES, EntryKind, Position, handover_key
+from tfmq.replication.entry_writer import EntryWriter
+from tfmq.replication.errors import ReplicationError
+from tfmq.replication.liveness import PrimaryLease
+from tfmq.replication.recording_disk import RecordingDisk
+from tfmq.replication.snapshot import Snapshotter, grace_seconds
+from tfmq.replication.store import Store
+from tfmq.replication.sweep import sweep
+from tfmq.replication.task import CallLater, Done, Run, Steps, Task, Wait
+
+logger = logging.getLogger("tfmq.replication")
+
+SNAPSHOT_BYTES: Final = 256 << 20
+"""A snapshot is made after this many bytes of entries."""
+SWEEP_SECONDS: Final = 3600.0
+CHECK_SECONDS: Final = 0.25
+"""Interval of the look for a hand-over, and whether the store still works."""
+BACKLOG_BYTES_MAX: Final = 256 << 20
+"""A primary whose store cannot be reached keeps so many bytes of operations in memory at most."""
+
+
+class Settings(NamedTuple):
+    """The settings `replicate.*` and who this server is."""
+
+    is_sync: bool
+    linger_seconds: float
+    interval_seconds: float
+    heartbeat_seconds: float
+    lease_seconds: float
+    history_seconds: float
+
+
+class StoredJobs:
+    """Delivers the results of jobs when what they have forced is stored, too."""
+
+    def __init__(self, disk: RecordingDisk, writer: EntryWriter, run: Run) -> None:
+        self._disk, self._writer, self._run = disk, writer, run
+
+    def run(self, work: Callable[[], Any], done: Done) -> None:
+        """Run `work` in a worker; call `done` when all that it has forced is stored, at once if it has failed."""
+
+        def job() -> tuple[Any, int | None]:
+            self._disk.take_forced()
+            return work(), self._disk.take_forced()
+
+        self._run(job, partial(self._ended, done))
+
+    def _ended(self, done: Done, result: tuple[Any, int | None] | None, error: BaseException | None) -> None:
+        if result is None:
+            done(None, error)
+        elif result[1] is None:
+            done(result[0], None)
+        else:
+            self._writer.when_stored(result[1], partial(done, result[0], None))
+
+
+class Primary:
+    """The duties of a primary. All methods are called in the owner's thread.
+
+    Callbacks, in that thread: `stalled(reason)` when the broker has to refuse requests, and with "" when it may go on;
+    `handed_over(member)` when a standby asks to become primary: the owner stops the broker and calls `end`.
+    `run` executes calls of the store in workers, `executor` uploads chunks.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        disk: RecordingDisk,
+        writer: EntryWriter,
+        settings: Settings,
+        run: Run,
+        executor: Executor,
+        clock: Clock,
+        call_later: CallLater,
+        random_bytes: Callable[[int], bytes],
+        pause: Callable[[float], None],
+        *,
+        stalled: Callable[[str], None],
+        handed_over: Callable[[str], None],
+    ) -> None:
+        self._store, self.disk, self.writer, self._settings = store, disk, writer, settings
+        self._run, self._clock, self._call_later, self._random_bytes = run, clock, call_later, random_bytes
+        self._stalled, self._handed_over = stalled, handed_over
+        self._lease = PrimaryLease(settings.lease_seconds, clock.monotonic())
+        self._snapshotter = Snapshotter(
+            store,
+            executor,
+            clock=clock.monotonic,
+            random_bytes=random_bytes,
+            pause=pause,
+            limit_seconds=grace_seconds(settings.history_seconds) / 2,
+        )
+        self.is_ended = False
+        self._is_cut_scheduled = False
+        self._is_looking = False
+        self._is_handed_over = False
+        self._maintenance: Task | None = None
+        self._reason = ""
+        self._snapshot_from = 0
+        """`writer.stored_bytes` at the last snapshot."""
+        self._swept_at = clock.monotonic()
+        self._needs_base = False
+        """Whether bodies were discarded, so that the next entry of operations must be preceded by a BASE."""
+
+    # Recording
+
+    def woken(self) -> None:
+        """Store what was cut. Called after `RecordingDisk.wake`, and at the end of each turn of the broker."""
+        if self.is_ended:
+            return
+        if self._settings.is_sync or self.disk.backlog_bytes >= CUT_BYTES:
+            self.writer.pump()
+        if self.disk.backlog_bytes and not self._is_cut_scheduled:
+            self._is_cut_scheduled = True
+            pause = self._settings.linger_seconds if self._settings.is_sync else self._settings.interval_seconds
+            self._call_later(pause, self._cut)
+        if self.unstored_bytes > BACKLOG_BYTES_MAX and not self._needs_base and not self._settings.is_sync:
+            self._discard_backlog()
+
+    def _cut(self) -> None:
+        self._is_cut_scheduled = False
+        if not self.is_ended:
+            self.disk.cut()
+            self.writer.pump()
+
+    @property
+    def unstored_bytes(self) -> int:
+        """Bytes of operations that are not in the store."""
+        return self.disk.backlog_bytes + self.writer.unstored_bytes
+
+    def _discard_backlog(self) -> None:
+        # The folder itself is what is kept for the replicas: a snapshot of it follows when the store works again.
+        logger.warning(
+            "%s is behind by %d bytes: a snapshot of the data folder will be stored instead of the operations",
+            self._store.name,
+            self.unstored_bytes,
+        )
+        self._needs_base = True
+        self.disk.drop()
+        self.writer.hold()
+        self.writer.discard_bodies()
+
+    # Periodic work
+
+    def start(self) -> None:
+        self._check()
+
+    def end(self) -> None:
+        """Do nothing more."""
+        self.is_ended = True
+        self.writer.stop()
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+
+    def _check(self) -> None:
+        if self.is_ended:
+            return
+        now = self._clock.monotonic()
+        self._lease.entry_stored(self.writer.stored_at)
+        self._tell_stall(now)
+        if not self._is_looking:
+            self._is_looking = True
+            key = handover_key(self.writer.position.term)
+            self._run(partial(self._store.get, key), self._handover_was_read)
+        if self._maintenance is None:
+            steps = self._next_maintenance(now)
+            if steps is not None:
+                self._maintenance = Task(steps, self._run, self._call_later, self._maintenance_failed)
+                self._maintenance.start()
+        self._call_later(CHECK_SECONDS, self._check)
+
+    def _tell_stall(self, now: float) -> None:
+        reason = ""
+        if self._settings.is_sync:
+            if not self._lease.may_serve(now):
+                reason = f"nothing could be stored in {self._store.name} for {now - self.writer.stored_at:.0f} s"
+            elif self.unstored_bytes > BACKLOG_BYTES_MAX:
+                reason = f"{self._store.name} is behind by {self.unstored_bytes} bytes"
+            if reason and self.writer.trouble:
+                reason += f": {self.writer.trouble}"
+        if bool(reason) != bool(self._reason):
+            (logger.error if reason else logger.info)("replication: %s", reason or "requests are accepted again")
+            self._stalled(reason)
+        self._reason = reason
+
+    def _handover_was_read(self, data: bytes | None, error: BaseException | None) -> None:
+        self._is_looking = False
+        if self.is_ended or error is not None or data is None or self._is_handed_over:
+            return
+        self._is_handed_over = True
+        self._handed_over(data.decode("ascii", "replace"))
+
+    def _next_maintenance(self, now: float) -> Steps | None:
+        if self._needs_base:
+            return None if self.writer.trouble or not self.writer.is_idle else self.store_base()
+        if self.writer.stored_bytes - self._snapshot_from >= SNAPSHOT_BYTES:
+            return self._store_snapshot()
+        if now - self._swept_at >= SWEEP_SECONDS:
+            return self._sweep()
+        return None
+
+    def _maintenance_failed(self, error: BaseException) -> None:
+        self._maintenance = None
+        # What failed is tried again after the next bytes; a BASE that is needed, at the next check.
+        self._snapshot_from, self._swept_at = self.writer.stored_bytes, self._clock.monotonic()
+        if isinstance(error, ReplicationError | OSError):
+            logger.error("a snapshot or a sweep of %s failed: %s", self._store.name, error)
+        else:
+            logger.error("a snapshot or a sweep of %s failed", self._store.name, exc_info=error)
+
+    def store_base(self) -> Steps:
+        """Store the folder as it is, and an entry that says so: replicas begin from there."""
+        self.writer.hold()
+        view = self.disk.begin_snapshot(resume=True)
+        try:
+            content = yield partial(self._snapshotter.upload, view)
+            position = self.writer.reserve()
+            try:
+                yield partial(self._snapshotter.store_manifest, position, self.writer.time_ms, content)
+            except BaseException:
+                # If it was stored all the same, it describes what the BASE of the next attempt will say, too.
+                self.writer.unreserve()
+                raise
+            self.writer.put_reserved(EntryKind.BASE, b"")
+            view.commit(position)
+        finally:
+            view.close()
+        self._needs_base = False
+        self._end_maintenance()
+
+    def _store_snapshot(self) -> Steps:
+        view = self.disk.begin_snapshot()
+        try:
+            marked = Wait()
+            found: list[tuple[Position, int]] = []
+
+            def mark(position: Position) -> None:
+                found.append((position, self.writer.time_ms))
+                marked.wake()
+
+            self.writer.mark(view.number, mark)
+            content = yield partial(self._snapshotter.upload, view)
+            yield marked
+            stored = Wait()
+            self.writer.when_stored(view.number, stored.wake)
+            yield stored
+            ((position, time_ms),) = found
+            yield partial(self._snapshotter.store_manifest, position, time_ms, content)
+            view.commit(position)
+        finally:
+            view.close()
+        self._end_maintenance()
+
+    def _sweep(self) -> Steps:
+        swept = yield partial(
+            sweep, self._store, history_seconds=self._settings.history_seconds, random_bytes=self._random_bytes
+        )
+        if swept.damage:
+            logger.error("the replica at %s is damaged: %s", self._store.name, swept.damage)
+        self._swept_at = self._clock.monotonic()
+        self._end_maintenance()
+
+    def _end_maintenance(self) -> None:
+        self._maintenance = None
+        self._snapshot_from = self.writer.stored_bytes

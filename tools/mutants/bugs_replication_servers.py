@@ -1,0 +1,138 @@
+"""Planted bugs: servers that replicate: answers ahead of the store, standbys that start with less, other folders."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tools.mutants.mutant import Mutant
+
+SIMULATION: Final = "tests/replication/test_simulation.py"
+WRITER: Final = "tests/replication/test_entry_writer.py"
+RANDOM: Final = f"{SIMULATION}::test_random_courses_lose_and_double_nothing"
+_PRIMARY: Final = "tfmq/replication/primary.py"
+_WRITER: Final = "tfmq/replication/entry_writer.py"
+_REPLICA: Final = "tfmq/replication/replica.py"
+_FOLLOWER: Final = "tfmq/replication/follower.py"
+
+REPLICATION_SERVERS: Final = (
+    Mutant(
+        "an-answer-does-not-wait-for-the-store",
+        "what is answered as replicated is in the store",
+        _PRIMARY,
+        "        elif result[1] is None:\n",
+        "        elif True:\n",
+        [RANDOM],
+    ),
+    Mutant(
+        "an-entry-counts-although-one-below-is-missing",
+        "an entry counts as stored when all below it are",
+        _WRITER,
+        "        while (next_one := self._stored_above.pop(self.stored_slot + 1, None)) is not None:\n",
+        "        while (next_one := self._stored_above.pop(min(self._stored_above, default=0), None)) is not None:\n",
+        [WRITER],
+    ),
+    Mutant(
+        "the-entry-of-another-server-is-taken-for-our-own",
+        "a server whose term was ended stores nothing more",
+        _WRITER,
+        "    return store.put_new(key, encoded) or store.get(key) == encoded\n",
+        "    return store.put_new(key, encoded) or store.get(key) is not None\n",
+        [WRITER],
+    ),
+    Mutant(
+        "a-repeated-put-deposes-its-own-server",
+        "a put that had an effect although it failed is recognized",
+        _WRITER,
+        "    return store.put_new(key, encoded) or store.get(key) == encoded\n",
+        "    return store.put_new(key, encoded)\n",
+        [WRITER],
+    ),
+    Mutant(
+        "a-clock-set-back-makes-older-entries",
+        "the times of entries never decrease",
+        _WRITER,
+        "        self.time_ms = max(self.time_ms, self._clock.wall_ms())\n        encoded",
+        "        self.time_ms = self._clock.wall_ms()\n        encoded",
+        [WRITER],
+    ),
+    Mutant(
+        "a-new-primary-leaves-out-the-last-entries",
+        "a standby applies all that counts before it serves",
+        _REPLICA,
+        "            if sealed.parent != position:\n",
+        "            if False:\n",
+        [RANDOM],
+    ),
+    Mutant(
+        "a-standby-claims-beside-another",
+        "a claimed term has the time of a lease to begin",
+        _REPLICA,
+        "            if newest is not None and newest.number > max(self._newest_claim, position.term):\n",
+        "            if False and newest is not None:\n",
+        [f"{SIMULATION}::test_a_standby_takes_over_when_the_primary_is_gone_for_a_lease"],
+    ),
+    Mutant(
+        "a-restarted-primary-drops-what-only-its-disk-has",
+        "a primary that starts again within its lease loses nothing that was written",
+        _REPLICA,
+        "            and (yield from self._resume_own_term(state))\n",
+        "            and False\n",
+        [f"{SIMULATION}::test_a_primary_that_restarts_goes_on_with_what_only_its_own_disk_has"],
+    ),
+    Mutant(
+        "standbys-are-not-told-of-another-base",
+        "a primary whose folder has more than the store says so with a BASE",
+        _REPLICA,
+        "needs_base=not (state.is_clean and sealed.parent == state.position))\n",
+        "needs_base=False)\n",
+        [f"{SIMULATION}::test_a_primary_that_restarts_goes_on_with_what_only_its_own_disk_has"],
+    ),
+    Mutant(
+        "a-server-takes-its-term-up-again-after-a-hand-over",
+        "a server that has handed over follows",
+        _REPLICA,
+        'self._write_state("standby" if self._successor else "primary", position, is_clean=True)\n',
+        'self._write_state("primary", position, is_clean=True)\n',
+        [f"{SIMULATION}::test_a_standby_that_asks_for_it_becomes_primary_without_a_pause_to_speak_of"],
+    ),
+    Mutant(
+        "an-async-primary-forgets-what-did-not-fit",
+        "after an outage of its store an async primary stores a snapshot of what it has dropped",
+        _PRIMARY,
+        "        self._needs_base = True\n        self.disk.drop()\n",
+        "        self.disk.drop()\n        self.disk.resume()\n        self.writer._is_held = False\n",
+        [f"{SIMULATION}::test_an_async_primary_serves_without_its_store_and_stores_a_snapshot_of_what_did_not_fit"],
+    ),
+    Mutant(
+        "a-primary-without-its-store-accepts-for-ever",
+        "a sync primary refuses requests after half a lease without its store",
+        _PRIMARY,
+        "            if not self._lease.may_serve(now):\n",
+        "            if False:\n",
+        [f"{SIMULATION}::test_a_primary_without_its_store_refuses_after_half_a_lease_and_serves_again"],
+    ),
+    Mutant(
+        "a-roll-shows-what-is-not-replicated",
+        "readers see nothing that a failover could take back",
+        "journal/log/segments.py",
+        "            if not is_replicated and offset > self.high_watermark:\n",
+        "            if offset > self.high_watermark:\n",
+        ["tests/journal/log/test_durability.py"],
+    ),
+    Mutant(
+        "a-journal-roll-answers-before-the-store",
+        "a transaction is not answered before it is replicated",
+        "journal/wal/file.py",
+        "            if not is_replicated and lsn > self.high_watermark:\n",
+        "            if lsn > self.high_watermark:\n",
+        ["tests/journal/wal/test_store.py"],
+    ),
+    Mutant(
+        "a-follower-stops-at-its-own-pace",
+        "a standby goes on after a look that found nothing",
+        _FOLLOWER,
+        "                self._look_later(is_next)\n        else:\n",
+        "        else:\n",
+        [f"{SIMULATION}::test_a_standby_takes_over_when_the_primary_is_gone_for_a_lease"],
+    ),
+)
