@@ -26,6 +26,7 @@ from tfmq.settings_table import (
     Flush,
     Http,
     Log,
+    Replicate,
     Retention,
     Server,
     Topics,
@@ -76,6 +77,7 @@ class Config:
     log: Log = field(default_factory=Log)
     retention: Retention = field(default_factory=Retention)
     verification: Verification = field(default_factory=Verification)
+    replicate: Replicate = field(default_factory=Replicate)
     topics: Topics = field(default_factory=Topics)
     transaction: Transaction = field(default_factory=Transaction)
     delay: Delay = field(default_factory=Delay)
@@ -225,12 +227,21 @@ def _check_combinations(config: Config) -> None:
         )
     if config.limits["fetch_bytes"] + HEADER_BYTES > frame:
         raise ConfigError("limits.fetch_bytes must be 4 MiB less than limits.frame_bytes.", key="limits.fetch_bytes")
+    replicate = config.replicate
+    if replicate.lease_seconds < LEASE_HEARTBEATS_MIN * replicate.heartbeat_seconds:
+        raise ConfigError(
+            f"replicate.lease_seconds is {replicate.lease_seconds:.15g}, less than {LEASE_HEARTBEATS_MIN} times"
+            f" replicate.heartbeat_seconds = {replicate.heartbeat_seconds:.15g}: a late heartbeat would end a term.",
+            key="replicate.lease_seconds",
+        )
     for key, bound in _DEFAULT_BOUNDS.items():
         most = config.value(bound)
         if config.value(key) > most:
             origin = config.origins.get(key, DEFAULT)
             raise ConfigError(f"{key} is {config.value(key):.15g} s ({origin}), more than {bound} = {most}.", key=key)
 
+
+LEASE_HEARTBEATS_MIN: Final = 3
 
 _DEFAULT_BOUNDS = {
     "transaction.timeout_seconds": "limits.transaction_seconds",

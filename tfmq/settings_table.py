@@ -288,6 +288,39 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class Replicate:
+    url: str = setting(
+        "",
+        Text(
+            "the URL of a store, such as s3://bucket/prefix, file:///mnt/shared or postgresql+psycopg://host/db",
+            empty=True,
+        ),
+        "Replicate the data folder through this store, with all servers that have the same URL; empty: do not.",
+    )
+    mode: str = setting(
+        "sync",
+        Choice("sync", "async"),
+        "sync: what is acknowledged as synced is in the store, too. async: it is there after `interval_seconds`.",
+    )
+    linger_ms: int = setting(
+        50, Integer(1, 60_000), "sync: how long operations wait that no fsync sends, in milliseconds."
+    )
+    interval_seconds: float = setting(
+        1, Duration(0.01, 3600), "async: how long operations wait until they are sent to the store."
+    )
+    heartbeat_seconds: float = setting(
+        2, Duration(0.05, 3600), "How often an idle primary shows the standbys that it lives."
+    )
+    lease_seconds: float = setting(
+        10, Duration(0.5, 86_400), "A standby that sees no sign of the primary for this time becomes primary."
+    )
+    history_seconds: float = setting(
+        604_800, Duration(60, YEARS), "How far back `tfmq replica restore --at` reaches; older objects are deleted."
+    )
+    read: bool = setting(False, Boolean(), "Let clients read from this server while it is a standby.")
+
+
+@dataclass(frozen=True)
 class Topics:
     auto_create: bool = setting(True, Boolean(), "Create a topic at the first send to it.")
     partitions: int = setting(1, Integer(1, limits.PARTITIONS_PER_TOPIC.cap), "Number of partitions of a new topic.")
@@ -338,6 +371,7 @@ SECTIONS: dict[str, type[Any]] = {
     "transaction": Transaction,
     "delay": Delay,
     "http": Http,
+    "replicate": Replicate,
 }
 
 

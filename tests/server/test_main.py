@@ -19,7 +19,7 @@ from tests.server.wire import Process, Wire, running
 from tfmq.config import Config, load
 from tfmq.errors import ConfigError, NotAllowed
 from tfmq.protocol import commands
-from tfmq.server.main import _announce_ready, exit_code, main, notify_systemd, reload, startup_sentence
+from tfmq.server.main import _announce, exit_code, main, notify_systemd, reload, startup_sentence
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
@@ -248,7 +248,7 @@ def test_a_folder_with_other_things_in_it_is_not_taken_for_data(tmp_path: Path) 
 
 
 def test_the_line_is_exactly_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _announce_ready("127.0.0.1:8367", str(tmp_path))
+    _announce(str(tmp_path), "ready", "127.0.0.1:8367")
     assert capsys.readouterr().out == "ready 127.0.0.1:8367\n"
 
 

@@ -83,6 +83,8 @@ class Backpressure:
         self.set_limits(limits)
         self.pending_bytes = 0
         self.pending_requests = 0
+        self.refusal = ""
+        """Why requests are refused although they are within the limits; "" if they are not."""
         self._usage: dict[Session, int] = {}
         """Session -> its pending bytes, for each session with pending bytes."""
         self._paused: set[Session] = set()
@@ -99,6 +101,8 @@ class Backpressure:
         Raises Busy, and counts nothing, if the request would exceed the broker's limit of requests or of bytes. The
         limit of bytes has one exception: while no bytes are pending, a request of any size is accepted.
         """
+        if self.refusal:
+            raise Busy(f"The broker accepts no writes for now: {self.refusal}. Wait a little and try again.")
         if self.pending_requests >= self.pending_requests_max or (
             self.pending_bytes and self.pending_bytes + size_bytes > self.pending_bytes_max
         ):

@@ -53,8 +53,10 @@ class RecoveryResponder:
     yet are closed; those that were not accepted yet wait for the server.
     """
 
-    def __init__(self, listening: socket.socket, tls_context: ssl.SSLContext | None) -> None:
+    def __init__(self, listening: socket.socket, tls_context: ssl.SSLContext | None, detail: str = "") -> None:
+        """`detail`: why the broker is not ready, if it is not its recovery."""
         self._listening, self._tls_context = listening, tls_context
+        self._reason = {"reason": "replication", "detail": detail} if detail else RECOVERING
         self._ended = threading.Event()
         self._end = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="http-recovery", daemon=True)
@@ -100,14 +102,15 @@ class RecoveryResponder:
                 raw.close()
                 return
             raw.setblocking(False)
-            clients[raw] = _Client(raw, self._tls_context)
+            clients[raw] = _Client(raw, self._tls_context, self._reason)
             selector.register(raw, selectors.EVENT_READ)
 
 
 class _Client:
     """One connection to the `RecoveryResponder`: receives the head of one request and answers it."""
 
-    def __init__(self, raw: socket.socket, tls_context: ssl.SSLContext | None) -> None:
+    def __init__(self, raw: socket.socket, tls_context: ssl.SSLContext | None, reason: Mapping[str, str]) -> None:
+        self._reason = reason
         self.deadline = time.monotonic() + limits.HTTP_REQUEST_SECONDS
         self._socket = TlsSocket(raw, tls_context) if tls_context is not None else raw
         self._head = b""
@@ -121,7 +124,9 @@ class _Client:
                 return True
             if b"\r\n\r\n" not in self._head:
                 return False
-            self._socket.sendmsg([encode(answer_while_recovering(self._head), self._head.startswith(b"HEAD "))])
+            self._socket.sendmsg(
+                [encode(answer_while_recovering(self._head, self._reason), self._head.startswith(b"HEAD "))]
+            )
         except BlockingIOError:
             return False
         except OSError:
@@ -134,15 +139,15 @@ class _Client:
         self._socket.close()
 
 
-def answer_while_recovering(head: bytes) -> HttpAnswer:
-    """Return the answer to the request with this head, while the broker recovers."""
+def answer_while_recovering(head: bytes, reason: Mapping[str, str]) -> HttpAnswer:
+    """Return the answer to the request with this head, while the broker recovers or is a standby."""
     words = head.split(b"\r\n", 1)[0].split(b" ")
     path = words[1].split(b"?")[0] if len(words) > 1 else b""
     if path == b"/live":
         return json_answer({"live": True})
     if path == b"/ready":
-        return readiness([RECOVERING])
-    return text_answer(503, "The broker opens its files. Ask again; /ready says when it is done.")
+        return readiness([reason])
+    return text_answer(503, f"{reason['detail']} Ask again; /ready says when it is done.")
 
 
 def encode(answer: HttpAnswer, without_body: bool) -> bytes:

@@ -219,13 +219,17 @@ def run(config: Config, load: Callable[[], Config]) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     retain_freed_memory()
     data = os.path.abspath(config.server.data)
-    reactor.callWhenRunning(_announce_ready, service.address, data)
+    service.on_ready = lambda: _announce(data, "ready", service.address)
+    service.on_standby = lambda: _announce(data, "standby", service.address)
+    service.on_restart = lambda reason: _restart(reactor, service.address, data, reason)
+    failures: list[int] = []
+    service.on_failure = lambda error: _fail(reactor, data, error, failures)
     _stop_on_signals(reactor, service, data)
     signal.signal(signal.SIGHUP, lambda number, frame: reactor.callFromThread(reload, service, load))
     service.on_idle = lambda: _stop(reactor, service, data, "having no client")
     reactor.run(installSignalHandlers=False)
     logger.info("stopped")
-    return 0
+    return failures[0] if failures else 0
 
 
 def _start_server(config: Config, reactor: Any) -> Server:
@@ -247,10 +251,31 @@ def _start_server(config: Config, reactor: Any) -> Server:
     return service
 
 
-def _announce_ready(address: str, data: str) -> None:
-    write_address(data, address)
-    print(f"ready {address}", flush=True)  # scripts wait for this line
+def _announce(data: str, state: str, address: str) -> None:
+    if state == "ready":
+        write_address(data, address)
+    print(f"{state} {address}", flush=True)  # scripts wait for this line
     notify_systemd("READY=1")
+
+
+def _restart(reactor: Any, address: str, data: str, reason: str) -> None:
+    """Replace this process by a new one with the same arguments, at the same address."""
+    logger.warning("this server is not primary any more (%s): it starts again", reason)
+    remove_address(data)
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    # The last --listen counts. All sockets and files close at the exec, and so does the lock of the data folder.
+    os.execv(sys.executable, [*sys.orig_argv, "--listen", address])
+
+
+def _fail(reactor: Any, data: str, error: BaseException, failures: list[int]) -> None:
+    """End the process with a sentence: it can neither follow nor serve. What it had accepted is on the disk."""
+    logger.error(
+        "%s", startup_sentence(error, data) or repr(error), exc_info=startup_sentence(error, data) is None and error
+    )
+    failures.append(exit_code(error))
+    remove_address(data)
+    reactor.stop()
 
 
 def _stop_on_signals(reactor: Any, service: Server, data: str) -> None:

@@ -36,9 +36,11 @@ from tfmq.tls import READ_BYTES, TlsSocket, server_context
 if TYPE_CHECKING:
     import ssl
 
+    from tfmq.replication.primary import Primary
     from tfmq.server.access_control import AccessControl
     from tfmq.server.http import HttpServer
     from tfmq.server.metrics import Scraper
+    from tfmq.server.replication import ReplicatedServer, Replication
     from tfmq.zookeeper.registration import Registration
 
 
@@ -333,11 +335,23 @@ class Server:
         self._fsync = AsyncFsync(reactor, self._turn.request_end)
         self._request_handler = RequestHandler(config, disk, clock, self._workers.run, randomness, self._fsync.begin)
         self._broker = self._request_handler.broker
+        self._is_serving = False
+        self._replication = replication_of(config, reactor, disk, clock, randomness, self, self._turn)
+        self._listening_http: socket.socket | None = None
+        self._recovery_responder: RecoveryResponder | None = None
+        self._stopped: Callable[[], None] | None = None
         self._pool = Pool()
         self._sessions: set[Session] = set()
         self._sessions_max = config.limits["connections"]
         self.on_idle: Callable[[], None] = lambda: None
         """Called when no client was connected for `server.idle_exit_seconds`."""
+        self.on_ready: Callable[[], None] = lambda: None
+        self.on_standby: Callable[[], None] = lambda: None
+        """Called when the server accepts commands, and when it has become a standby."""
+        self.on_restart: Callable[[str], None] = lambda reason: None
+        """Called with the reason when another server has become primary: the process has to begin again."""
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+        """Called with the error that keeps a server with replicas from following and from serving."""
         self._idle_monitor = IdleMonitor(
             reactor.callLater, config.server.idle_exit_seconds, lambda: len(self._sessions), lambda: self.on_idle()
         )
@@ -387,7 +401,9 @@ class Server:
                 self._reactor.callLater,
                 lambda: self._broker.topics.partition_counts(),
             )
-            if bound_http is None:
+            if self._replication is not None:
+                self._replication.open(client_address(self.address))
+            elif bound_http is None:
                 self._request_handler.start()
             else:
                 with RecoveryResponder(bound_http, self._tls_context):
@@ -399,15 +415,31 @@ class Server:
             self._workers.stop()
             self._fsync.stop()
             raise
-        self._turn.at_end(self._broker.end_turn)
+        # The hooks of a turn are called in this order: the broker creates replies, which the connections then send.
+        if self._replication is None:
+            self._turn.at_end(self._broker.end_turn)
+        else:
+            self._turn.at_end(self._end_replicated_turn)
         self._connection_limits = ConnectionLimits(
             self._pool, self._turn, self._clock, self._reactor.callLater, self.config.limits
         )
+        self._listening_http = bound_http
+        if self._replication is not None:
+            self._start_listening(bound, host)
+            self._answer_health("The server finds out whether it is primary.")
+            self._reactor.callWhenRunning(self._replication.start)
+            return
+        self._serve()
+        self._start_listening(bound, host)
+        self._reactor.callWhenRunning(lambda: self.on_ready())
+
+    def _serve(self) -> None:
+        """Begin the work of a broker that has started."""
+        self._is_serving = True
         self._turn.at_end(self._set_timer)
         self._bound_headers()
-        self._start_listening(bound, host)
-        if bound_http is not None:
-            self._start_http(bound_http)
+        if self._listening_http is not None:
+            self._start_http(self._listening_http)
         self._in_doubt.start()
         self._idle_monitor.start()
         if self._registration is not None:
@@ -415,16 +447,113 @@ class Server:
         self._turn.request_end()
         self._trimmer.start()
 
+    def _answer_health(self, reason: str) -> None:
+        """Answer HTTP requests without a broker: the server lives, and is not ready for this reason."""
+        self._end_health()
+        if self._listening_http is not None:
+            self._recovery_responder = RecoveryResponder(self._listening_http, self._tls_context, reason)
+            self._recovery_responder.__enter__()
+
+    def _end_health(self) -> None:
+        responder, self._recovery_responder = self._recovery_responder, None
+        if responder is not None:
+            responder.__exit__(None, None, None)
+
+    # What a server with replicas is told by its `Replication`
+
+    @property
+    def name(self) -> str:
+        return server_name()
+
+    def following(self) -> None:
+        self._answer_health("The server is a standby.")
+        self.on_standby()
+
+    def serve_as_primary(self, primary: Primary) -> None:
+        """Start a broker on the folder of `primary` in a worker, while this thread sends heartbeats to the store."""
+        assert self._replication is not None
+        replication = self._replication
+        self._answer_health("The server has become primary, and recovers its data folder.")
+        self._request_handler = RequestHandler(
+            self.config,
+            primary.disk,
+            self._clock,
+            replication.run_of(primary, self._workers.run),
+            self._randomness,
+            replication.begin_force_of(primary, self._fsync.begin),
+        )
+        self._broker = self._request_handler.broker
+        if self.access is not None:
+            self.access = access_control(self.config, self._request_handler, self._clock, self._randomness)
+            assert self.access is not None
+            self.access.load()
+        primary.start()
+
+        def started(_: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self.on_failure(error)
+                return
+            # Recovery may have changed files. What it has found counts when it is stored.
+            primary.writer.when_stored(primary.disk.cut(), self._serve_replicated)
+            primary.woken()
+
+        self._workers.run(self._start_replicated, started)
+
+    def _start_replicated(self) -> None:
+        """Start the broker, in a worker; from then on an fsync is only half of what makes data durable."""
+        assert self._replication is not None
+        self._request_handler.start()
+        self._replication.broker_started()
+
+    def _serve_replicated(self) -> None:
+        assert self._replication is not None
+        self._end_health()
+        self.__dict__.pop("_session_context", None)
+        # These were told that this server is a standby.
+        for session in list(self._sessions):
+            session.transport.end()
+        self._serve()
+        self.on_ready()
+
+    def _end_replicated_turn(self) -> None:
+        if self._is_serving:
+            self._broker.end_turn()
+        assert self._replication is not None
+        self._replication.end_turn()
+
+    def refuse(self, reason: str) -> None:
+        """Refuse requests that write, because they could not be stored; with "", accept them again."""
+        self._broker.backpressure.refusal = reason
+
+    def hand_over(self) -> None:
+        self.stop(lambda: self.on_restart("it has handed over to the standby that has asked for it"))
+
+    def restart(self, reason: str) -> None:
+        self.on_restart(reason)
+
+    def fail(self, error: BaseException) -> None:
+        self.on_failure(error)
+
     def stop(self, done: Callable[[], None]) -> None:
         if self._listener is not None:
             self._listener.stopListening()
             self._listener = None
         self._in_doubt.stop()
         self._idle_monitor.stop()
+        if self._replication is not None:
+            # Without its store, what is not stored there waits on this disk for the next start.
+            self._reactor.callLater(self._replication.stop_seconds, self._give_up_stop, done)
         if self._registration is not None:
             self._registration.stop()
-        self._broker.stop(lambda: self._engine_stopped(done))
-        self._turn.request_end()
+        if self._broker.is_open:
+            self._broker.stop(lambda: self._engine_stopped(done))
+            self._turn.request_end()
+        else:
+            self._engine_stopped(done)
+
+    def _give_up_stop(self, done: Callable[[], None]) -> None:
+        logger.error("the store did not take all changes in time: the next start of this server will store them")
+        done()
 
     def reload(self, config: Config) -> None:
         """Apply another configuration, and read the certificates and the users again.
@@ -593,9 +722,29 @@ class Server:
 
     @functools.cached_property
     def _session_context(self) -> SessionContext:
+        replication = self._replication
+        if replication is not None and not self._is_serving:
+            standby = replication.standby_handler(self.access)
+            return self._create_context(
+                standby.handle, "", replication.standby_status, hello_properties=standby.hello_properties
+            )
+        handle = with_spans(self._request_handler.handle if self.access is None else self.access.handle)
+        if replication is None:
+            return self._create_context(handle, self._broker.node, self._status)
+        return self._create_context(
+            handle,
+            self._broker.node,
+            self._status,
+            hello_properties=replication.hello_properties,
+            synced_durability=replication.synced_durability,
+        )
+
+    def _create_context(
+        self, handle: Callable[..., None], node: str, status: Callable[[], dict[str, Any]], **more: Any
+    ) -> SessionContext:
         return SessionContext(
-            handle=with_spans(self._request_handler.handle if self.access is None else self.access.handle),
-            node=self._broker.node,
+            handle=handle,
+            node=node,
             server=server_name(),
             address=self.address,
             limits=self.config.limits,
@@ -604,12 +753,13 @@ class Server:
             call_later=self._reactor.callLater,
             hello_later=self._hello_deadlines.call_later,
             turn_wanted=self._turn.request_end,
-            status=self._status,
+            status=status,
             opened=self._session_opened,
             closed=self._session_closed,
             header_bounds=self._header_bounds,
             access=self.access,
             greeted=self._session_greeted,
+            **more,
         )
 
     def _bound_headers(self) -> None:
@@ -641,6 +791,8 @@ class Server:
             "version": server_name(),
             "data": os.path.abspath(self.config.values["server.data"]),
             "listen": self.address,
+            **({} if self._replication is None else {"replication": self._replication.status()}),
+            "settings": self._public_settings(),
             "http": self.http_url,
             "connections": len(self._sessions),
             "connections_refused": self._refused_count,
@@ -648,13 +800,20 @@ class Server:
             "unsent_bytes": self._connection_limits.unsent_bytes,
             "buffer_bytes": pool.live_bytes,
             "buffer_chunks": sum(pool.chunk_counts),
-            "settings": self.config.values,
         }
+
+    def _public_settings(self) -> dict[str, Any]:
+        """Return the settings without the secrets that the URL of a store may have."""
+        if self._replication is None:
+            return dict(self.config.values)
+        return {**self.config.values, "replicate.url": self._replication.store.name}
 
     def _not_ready(self) -> list[dict[str, str]]:
         """Return why the broker does not do its whole work now, each as a word and a sentence; [] if it does."""
         if not self._broker.is_open:
             return [{"reason": "stopping", "detail": "The broker completes its work and stops."}]
+        if self._broker.backpressure.refusal:
+            return [{"reason": "replication", "detail": self._broker.backpressure.refusal}]
         return self._broker.find_troubles()
 
     def _engine_stopped(self, done: Callable[[], None]) -> None:
@@ -669,9 +828,15 @@ class Server:
             return
         for session in list(self._sessions):
             session.transport.abortConnection()
-        self._reactor.callLater(0, self._close_files, done)
+        if self._replication is not None:
+            self._replication.stop(lambda: self._close_files(done))
+        else:
+            self._reactor.callLater(0, self._close_files, done)
 
     def _close_files(self, done: Callable[[], None]) -> None:
+        self._end_health()
+        if self._replication is not None:
+            self._replication.close()
         if self._registration is not None:
             self._registration.wait_unregistered()
         if self._http is not None:
@@ -683,6 +848,24 @@ class Server:
         if live:
             logger.warning("%d receive buffers were not given back", live)
         done()
+
+
+def replication_of(
+    config: Config,
+    reactor: Any,
+    disk: Disk,
+    clock: Clock,
+    randomness: Callable[[int], bytes],
+    server: ReplicatedServer,
+    turn: Turn,
+) -> Replication | None:
+    """Return the replication of the configuration; None without one."""
+    if not config.replicate.url:
+        return None
+    # Imported here because a server without replicas needs none of it.
+    from tfmq.server.replication import Replication
+
+    return Replication(config, reactor, disk, clock, randomness, server, turn)
 
 
 def tls_context(config: Config) -> ssl.SSLContext | None:

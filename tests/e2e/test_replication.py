@@ -1,0 +1,149 @@
+"""Servers that share a store, as their users meet them: a lost machine, a hand-over, wrong settings."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tfmq
+from tests.scale import SEED, scaled
+from tools.rigs.failover import ReplicaServer, run
+
+QUICK = ("replicate.lease_seconds=1.5", "replicate.heartbeat_seconds=0.3")
+TFMQ = [sys.executable, "-c", "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[ReplicaServer]]:
+    """A primary and a standby that share a folder as their store."""
+    store = tmp_path / "store"
+    store.mkdir()
+    made = []
+    for name, state in (("one", "ready"), ("two", "standby")):
+        (tmp_path / name).mkdir()
+        server = ReplicaServer(tmp_path / name / "data", f"replicate.url=file://{store}", *QUICK)
+        made.append(server)
+        server.start()
+        server.wait_for(state)
+    yield made
+    for server in made:
+        if server in ReplicaServer.alive:
+            server.kill()
+
+
+def addresses(servers: list[ReplicaServer]) -> str:
+    return ",".join(server.address for server in servers)
+
+
+def read(servers: list[ReplicaServer], topic: str, count: int) -> list[str]:
+    found: list[str] = []
+    until = time.monotonic() + 30
+    with tfmq.Consumer(addresses(servers), topics=topic) as consumer:
+        while len(found) < count and time.monotonic() < until:
+            found += [message.text for message in consumer.poll(timeout=1.0)]
+        return found + [message.text for message in consumer.poll(timeout=0.2)]
+
+
+def test_a_lost_machine_loses_nothing_that_was_acknowledged(servers: list[ReplicaServer]) -> None:
+    one, two = servers
+    with tfmq.Producer(addresses(servers), timeout=60) as producer:
+        results = [producer.send("orders", str(number)).result() for number in range(20)]
+        assert {result.durability for result in results} == {"replicated"}
+        later = producer.send("orders", "later", delay=4).result()
+        transaction = producer.begin(xid="in doubt")
+        transaction.send("orders", "of a transaction")
+        transaction.prepare()
+        one.kill()
+        shutil.rmtree(one.data)
+        results = [producer.send("orders", str(number)).result(60) for number in range(20, 40)]
+        two.wait_for("ready")
+        producer.resume("in doubt").commit()
+        assert later.delayed is not None
+    found = read(servers, "orders", 42)
+    assert sorted(found) == sorted([*map(str, range(40)), "later", "of a transaction"])
+    assert [each for each in found if each.isdigit()] == list(map(str, range(40)))
+    one.start()
+    one.wait_for("standby")
+    with tfmq.Producer(addresses(servers)) as producer:
+        assert producer.send("orders", "after").result().durability == "replicated"
+
+
+def test_a_standby_is_promoted_without_a_loss_and_the_old_primary_follows(servers: list[ReplicaServer]) -> None:
+    one, two = servers
+    with tfmq.Producer(addresses(servers), timeout=60) as producer:
+        producer.send("orders", "before").result()
+        asked = subprocess.run(
+            [*TFMQ, "replica", "promote", "--servers", two.address], capture_output=True, text=True, timeout=60
+        )
+        assert asked.returncode == 0, asked.stderr
+        two.wait_for("ready")
+        one.wait_for("standby")
+        producer.send("orders", "after").result()
+    assert read(servers, "orders", 2) == ["before", "after"]
+    shown = subprocess.run(
+        [*TFMQ, "replica", "status", "--json", "--servers", addresses(servers)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert [row["role"] for row in json.loads(shown.stdout)] == ["standby", "primary"], shown.stderr
+
+
+def test_a_server_that_is_stopped_leaves_its_place_at_once_and_comes_back(servers: list[ReplicaServer]) -> None:
+    one, two = servers
+    with tfmq.Producer(addresses(servers), timeout=60) as producer:
+        producer.send("orders", "before").result()
+        assert one.stop() == 0
+        two.wait_for("ready")
+        producer.send("orders", "between").result()
+        one.start()
+        one.wait_for("standby")
+        assert two.stop() == 0
+        one.wait_for("ready")
+        producer.send("orders", "after").result()
+    assert read(servers, "orders", 3) == ["before", "between", "after"]
+    assert not list(one.data.parent.glob("data.deposed*")), "a clean stop leaves nothing to move aside"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence", "code"),
+    [
+        (["replicate.url=ftp://host/x"], "replicate.url", 2),
+        (["replicate.url=file:///no/such/folder"], "replicate.url", 2),
+        (["replicate.url=file:///tmp", "replicate.lease_seconds=1"], "replicate.lease_seconds", 2),
+        (["replicate.url=file:///tmp", "replicate.mode=half"], "replicate.mode", 2),
+    ],
+)
+def test_wrong_settings_are_one_sentence(tmp_path: Path, settings: list[str], sentence: str, code: int) -> None:
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    command = [sys.executable, "-m", "tfmq.server.main", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    ended = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code and sentence in ended.stderr and ended.stdout == ""
+    assert len(ended.stderr.strip().splitlines()) == 1 and "Traceback" not in ended.stderr
+
+
+def test_a_store_of_another_broker_is_refused(tmp_path: Path, servers: list[ReplicaServer]) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    alone = ReplicaServer(other / "data")
+    alone.start()
+    alone.wait_for("ready")
+    assert alone.stop() == 0
+    url = servers[0].settings[0]
+    command = [sys.executable, "-m", "tfmq.server.main", "--data", str(alone.data), "--listen", "127.0.0.1:0"]
+    ended = subprocess.run([*command, "--set", url], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and "another broker" in ended.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_kills_and_freezes_of_primaries_lose_and_double_nothing(tmp_path: Path) -> None:
+    outcome = run(max(2, scaled(100)), max(1, scaled(30)), SEED, tmp_path)
+    assert outcome.faults == [] and outcome.counts["probes"] > 0

@@ -1,0 +1,276 @@
+"""The replication of one server: the store, the threads for it, and the `Replica` that decides what the server is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from journal.clock import Clock
+from journal.disk import Disk, File, Lock
+from journal.filenames import LOCK_NAME, join
+from journal.linux_aio import AioFsync, FsyncCallback, StartFsync
+from tfmq.broker.catalog import write_version
+from tfmq.config import Config
+from tfmq.data_dir import META_NAME
+from tfmq.errors import ConfigError, NotAllowed
+from tfmq.protocol.commands import ACKS_REPLICATED, ACKS_SYNCED, ROLE_PRIMARY
+from tfmq.replication.entry_writer import WINDOW
+from tfmq.replication.errors import Deposed, InvalidObject, StoreRefused, StoreUnavailable
+from tfmq.replication.primary import Primary, Settings, StoredJobs
+from tfmq.replication.recording_disk import RecordingFile
+from tfmq.replication.replica import Replica
+from tfmq.replication.stores.open_store import open_store, probe
+from tfmq.server.reactor import Turn, WorkerThreads
+from tfmq.server.standby_handler import StandbyHandler
+
+if TYPE_CHECKING:
+    from tfmq.server.access_control import AccessControl
+
+logger = logging.getLogger("tfmq.replication")
+
+STORE_THREADS: Final = WINDOW + 4
+"""Threads for calls of the store: for the puts under way, and for reads beside them."""
+CHUNK_THREADS: Final = 4
+STOP_SECONDS_MIN: Final = 10.0
+
+
+class ReplicatedServer(Protocol):
+    """What a `Replication` needs of the server around it. All methods are called in the reactor's thread."""
+
+    @property
+    def name(self) -> str:
+        """Name and version of the package."""
+
+    def following(self) -> None:
+        """The server is a standby from here on."""
+
+    def serve_as_primary(self, primary: Primary) -> None:
+        """Start the broker on `primary.disk`."""
+
+    def refuse(self, reason: str) -> None:
+        """Refuse requests that write, for this reason; with "", accept them again."""
+
+    def hand_over(self) -> None:
+        """Stop the broker cleanly; `Replication.stop` then seals the term."""
+
+    def restart(self, reason: str) -> None:
+        """Replace the process by a new one with the same arguments."""
+
+    def fail(self, error: BaseException) -> None:
+        """End the process with the error's sentence."""
+
+
+class Replication:
+    """The replication of a server, in its reactor's thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        reactor: Any,
+        disk: Disk,
+        clock: Clock,
+        randomness: Callable[[int], bytes],
+        server: ReplicatedServer,
+        turn: Turn,
+    ) -> None:
+        self._config, self._reactor, self._disk, self._clock = config, reactor, disk, clock
+        self._randomness, self._server = randomness, server
+        self._folder = os.path.abspath(config.server.data)
+        self._workers = WorkerThreads(reactor, STORE_THREADS)
+        self._executor = ThreadPoolExecutor(CHUNK_THREADS, thread_name_prefix="replica-chunk")
+        self._thread = threading.get_ident()
+        self._turn = turn
+        self._address = ""
+        self._replica: Replica | None = None
+
+    def open(self, address: str) -> None:
+        """Open the store and check that it fits the data folder. Raises ConfigError, NotAllowed, and journal errors."""
+        self._address = address
+        settings = self._config.replicate
+        os.makedirs(self._folder, 0o750, exist_ok=True)
+        lock = self._disk.lock(join(self._folder, LOCK_NAME))
+        try:
+            self.store = open_store(settings.url)
+            probe(self.store)
+            self._replica = self._create_replica(address, lock)
+            self._replica.check_identity()
+        except StoreUnavailable as error:
+            lock.release()
+            raise NotAllowed(f"The store of replicate.url cannot be used now: {error}. Then start again.") from None
+        except (StoreRefused, InvalidObject) as error:
+            lock.release()
+            raise ConfigError(f"replicate.url: {error}.", key="replicate.url") from None
+
+    def _create_replica(self, address: str, lock: Lock) -> Replica:
+        settings = self._config.replicate
+        return Replica(
+            self.store,
+            self._disk,
+            self._folder,
+            address,
+            Settings(
+                is_sync=settings.mode == "sync",
+                linger_seconds=settings.linger_ms / 1000,
+                interval_seconds=settings.interval_seconds,
+                heartbeat_seconds=settings.heartbeat_seconds,
+                lease_seconds=settings.lease_seconds,
+                history_seconds=settings.history_seconds,
+            ),
+            self,
+            self._workers.run,
+            self._executor,
+            self._clock,
+            self._reactor.callLater,
+            self._randomness,
+            time.sleep,
+            random.random,
+            self._wake,
+            lock,
+            self._create_folder,
+        )
+
+    def start(self) -> None:
+        """Find out what this server is. Called when the reactor runs."""
+        assert self._replica is not None
+        self._replica.start()
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Store all that is left and end the term, or stop following; then call `done()`."""
+        if self._replica is None:
+            done()
+        else:
+            self._replica.stop(done)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._workers.stop(0.5)
+
+    @property
+    def primary(self) -> Primary | None:
+        return self._replica.primary if self._replica is not None else None
+
+    @property
+    def primary_address(self) -> str:
+        return self._replica.primary_address if self._replica is not None else ""
+
+    def promote(self, done: Callable[[BaseException | None], None]) -> None:
+        """Ask the primary to hand over to this standby."""
+        assert self._replica is not None
+        self._replica.request_hand_over(done)
+
+    def status(self) -> dict[str, Any]:
+        """Return the map `replication` of the reply to STATUS."""
+        return {} if self._replica is None else self._replica.status(self._config.replicate.mode)
+
+    def standby_status(self) -> dict[str, Any]:
+        """Return the reply to STATUS of a server that is not primary."""
+        return {
+            "version": self._server.name,
+            "data": self._folder,
+            "listen": self._address,
+            "replication": self.status(),
+        }
+
+    def standby_handler(self, access: AccessControl | None) -> StandbyHandler:
+        return StandbyHandler(lambda: self.primary_address, self.promote, self._clock.wall_ms, access)
+
+    def hello_properties(self) -> dict[str, Any]:
+        """Return the properties of a primary's reply to HELLO."""
+        return {"role": ROLE_PRIMARY}
+
+    @property
+    def synced_durability(self) -> int:
+        return ACKS_REPLICATED if self.is_sync else ACKS_SYNCED
+
+    def end_turn(self) -> None:
+        """Store what was recorded in this turn of the broker."""
+        if self.primary is not None:
+            self.primary.woken()
+
+    def broker_started(self) -> None:
+        """From now on the high watermarks of logs wait for the store. Called in the worker that starts the broker."""
+        primary = self.primary
+        assert primary is not None
+        primary.disk.is_replicated = self.is_sync
+
+    @property
+    def stop_seconds(self) -> float:
+        """How long a stop waits for the store."""
+        return max(STOP_SECONDS_MIN, self._config.replicate.lease_seconds)
+
+    # Wrappers for a broker whose results wait for the store
+
+    def run_of(self, primary: Primary, run: Callable[..., None]) -> Callable[..., None]:
+        """Return the `run` for a broker on `primary.disk`."""
+        return StoredJobs(primary.disk, primary.writer, run).run if self.is_sync else run
+
+    def begin_force_of(self, primary: Primary, begin: StartFsync | None) -> StartFsync | None:
+        """Return the function that starts an fsync of a file of `primary.disk` in the kernel; None without `begin`."""
+        if begin is None:
+            return None
+        disk, writer = primary.disk, primary.writer
+
+        def start(file: File, completed: FsyncCallback) -> AioFsync | None:
+            if not isinstance(file, RecordingFile):
+                return begin(file, completed)
+            number = disk.begin_force()
+            if not self.is_sync:
+                return begin(file.inner, completed)
+
+            def ended(error: OSError | None) -> None:
+                if error is not None:
+                    completed(error)
+                else:
+                    writer.when_stored(number, partial(completed, None))
+
+            return begin(file.inner, ended)
+
+        return start
+
+    @property
+    def is_sync(self) -> bool:
+        return self._config.replicate.mode == "sync"
+
+    # The host of the replica
+
+    def following(self) -> None:
+        self._server.following()
+
+    def promoted(self, primary: Primary) -> None:
+        self._server.serve_as_primary(primary)
+
+    def stalled(self, reason: str) -> None:
+        self._server.refuse(reason)
+
+    def hand_over(self) -> None:
+        self._server.hand_over()
+
+    def deposed(self, error: Deposed) -> None:
+        self._server.restart(str(error))
+
+    def failed(self, error: BaseException) -> None:
+        self._server.fail(error)
+
+    # Helpers
+
+    def _wake(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._turn.request_end()
+        else:
+            self._reactor.callFromThread(self.end_turn)
+
+    def _create_folder(self, disk: Disk, node: str) -> None:
+        """Make the folder `meta` with the version file of a new broker, unless it is there."""
+        meta = join(self._folder, META_NAME)
+        if not disk.exists(meta):
+            disk.make_folder(meta)
+            disk.force_folder(self._folder)
+        if not disk.list(meta):
+            write_version(disk, meta, node)
