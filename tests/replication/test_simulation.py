@@ -144,6 +144,21 @@ def test_an_async_primary_serves_without_its_store_and_stores_a_snapshot_of_what
     assert [each.errors for each in servers] == [[], [], []]
 
 
+def test_an_old_copy_of_the_primary_s_folder_takes_nothing_back() -> None:
+    world, servers, client = make(8, count=1)
+    world.run(10)
+    (server,) = servers
+    copy = server.disk.crash(keep="everything")
+    world.run(60)
+    acked = client.number
+    server.kill()
+    server.disk = copy
+    server.start()
+    world.run(30)
+    assert server.errors == [] and client.number > acked
+    assert any("deposed" in name for name in server.disk.list("/srv"))
+
+
 COURSES = [(seed, True) for seed in range(scaled(2000))] + [(seed, False) for seed in range(scaled(500))]
 
 

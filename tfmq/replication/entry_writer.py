@@ -54,6 +54,7 @@ class Unstored(NamedTuple):
     data: Callable[[], bytes]
     last: int
     size_bytes: int
+    time_ms: int
     began: float
     """When the first put began, in monotonic seconds."""
 
@@ -104,6 +105,8 @@ class EntryWriter:
         self._submitted_at = clock.monotonic()
         self.stored_slot = self._next_slot - 1
         """All entries up to this slot are stored."""
+        self.stored_time_ms = time_ms
+        """The time of the entry in `stored_slot`."""
         self.stored_number = 0
         """All operations up to this number are stored."""
         self.stored_at = clock.monotonic()
@@ -222,7 +225,7 @@ class EntryWriter:
         self.time_ms = max(self.time_ms, self._clock.wall_ms())
         encoded = Encoded(partial(encode_entry, kind, position, self.time_ms, parts, count))
         self._submitted_at = self._clock.monotonic()
-        entry = Unstored(position, encoded.get, last, size, self._submitted_at)
+        entry = Unstored(position, encoded.get, last, size, self.time_ms, self._submitted_at)
         self._under_way[position.slot] = entry
         self._start_put(entry)
         return position
@@ -257,7 +260,7 @@ class EntryWriter:
         self._stored_above[entry.position.slot] = entry
         while (next_one := self._stored_above.pop(self.stored_slot + 1, None)) is not None:
             self.stored_slot += 1
-            self.stored_at = next_one.began
+            self.stored_at, self.stored_time_ms = next_one.began, next_one.time_ms
             self.stored_number = max(self.stored_number, next_one.last)
             self.unstored_bytes -= next_one.size_bytes
             self.stored_bytes += next_one.size_bytes

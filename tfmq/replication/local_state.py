@@ -24,13 +24,15 @@ class LocalState(NamedTuple):
 
     `member` identifies this folder among the replicas. `role` is what the server was when it wrote the file, "" before
     the first time. `position`: as a primary, an entry of its term that is stored with all before it; as a standby, one
-    that was applied. `is_clean`: the folder is exactly what it was after `position`.
+    that was applied. `is_clean`: the folder is exactly what it was after `position`. `time_ms`: the time of
+    the entry at `position`, 0 if it is not known.
     """
 
     member: str
     role: Role = ""
     position: Position | None = None
     is_clean: bool = False
+    time_ms: int = 0
 
 
 class LocalStateFile:
@@ -49,7 +51,9 @@ class LocalStateFile:
             position = Position(int(term), int(slot)) if fields["position"] else None
             role: Role = fields["role"] if fields["role"] in ("primary", "standby") else ""
             if fields["format"] == FORMAT:
-                return LocalState(str(fields["member"]), role, position, fields["clean"] is True)
+                return LocalState(
+                    str(fields["member"]), role, position, fields["clean"] is True, int(fields["time_ms"])
+                )
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             pass
         return LocalState(randomness(MEMBER_BYTES).hex())
@@ -65,6 +69,7 @@ class LocalStateFile:
             "role": state.role,
             "position": state.position,
             "clean": state.is_clean,
+            "time_ms": state.time_ms,
         }
         new = join(self._own, NEW_NAME)
         write_new_file(self._disk, new, [json.dumps(fields).encode() + b"\n"])

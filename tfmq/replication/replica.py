@@ -21,7 +21,17 @@ from journal.disk import Disk, Lock, read_file
 from journal.filenames import join
 from tfmq.data_dir import META_NAME, VERSION_NAME, decode_version
 from tfmq.replication.chain import read_chain, read_entries
-from tfmq.replication.entries import IDENTITY_KEY, EntryKind, Fence, Identity, Position, Term, entry_key, handover_key
+from tfmq.replication.entries import (
+    IDENTITY_KEY,
+    EntryKind,
+    Fence,
+    Identity,
+    Position,
+    Term,
+    decode_entry,
+    entry_key,
+    handover_key,
+)
 from tfmq.replication.entry_writer import EntryWriter
 from tfmq.replication.errors import Deposed, InvalidObject, NoReplica, ReplicationError, StoreRefused, StoreUnavailable
 from tfmq.replication.follower import Follower, Poll
@@ -41,6 +51,8 @@ logger = logging.getLogger("tfmq.replication")
 FIRST_PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
 """First and longest pause before a call of the store that failed is repeated."""
+OLD_COPY_HEARTBEATS: Final = 10
+"""The state of a primary is written at each heartbeat. One that is older than so many is that of an older folder."""
 FENCE_PAUSE_SECONDS: Final = 0.05
 """Pause between two looks for the term after one that has ended."""
 STOP_PAUSE_SECONDS: Final = 0.005
@@ -220,8 +232,8 @@ class Replica:
     def _begin_first_term(self) -> Steps:
         node = read_node(self._disk, self._folder) or self._random_bytes(16).hex()
         identity = Identity(node)
-        if not (yield partial(self._store.put_new, IDENTITY_KEY, identity.encode())):
-            stored = yield partial(self._store.get, IDENTITY_KEY)
+        if not (yield from self._repeated(partial(self._store.put_new, IDENTITY_KEY, identity.encode()))):
+            stored = yield from self._repeated(partial(self._store.get, IDENTITY_KEY))
             identity = Identity.decode(stored)
             if read_node(self._disk, self._folder) not in (None, identity.node):
                 raise InvalidObject(f"{self._store.name} has become the replica of another broker just now")
@@ -249,16 +261,33 @@ class Replica:
             assert state.position is not None
             if sealed.parent is None or sealed.parent.term != state.position.term:
                 return False  # another one has begun and ended meanwhile
+            if not state.is_clean and (yield from self._is_old_copy(state, sealed.parent)):
+                return False
             yield from self._serve(term, sealed, needs_base=not (state.is_clean and sealed.parent == state.position))
         except Deposed as error:
             logger.info("another server has become primary meanwhile: %s", error)
             return False
         return True
 
-    def _serve(self, term: Term, sealed: Sealed, *, needs_base: bool) -> Steps:
-        """Begin the term, and be primary."""
-        yield from self._on_store(begin(term, sealed, self._clock.wall_ms()))
-        self._write_state("primary", Position(term.number, 0), is_clean=False)
+    def _is_old_copy(self, state: LocalState, newest: Position) -> Steps:
+        """Return whether the folder is older than what this server has stored, as a back-up that was copied back is."""
+        data = yield from self._repeated(partial(self._store.get, entry_key(newest)))
+        if data is None:
+            return False
+        behind_ms = decode_entry(data, newest).time_ms - state.time_ms
+        if behind_ms <= 1000 * OLD_COPY_HEARTBEATS * self._settings.heartbeat_seconds:
+            return False
+        logger.warning(
+            "the data folder is %.0f s older than what its server has stored: it is made from the store again",
+            behind_ms / 1000,
+        )
+        return True
+
+    def _serve(self, term: Term, sealed: Sealed, *, needs_base: bool, time_ms: int = 0) -> Steps:
+        """Begin the term, and be primary. `time_ms`: the time of the last entry that was applied, if it is known."""
+        now_ms = max(self._clock.wall_ms(), time_ms)
+        yield from self._on_store(begin(term, sealed, now_ms))
+        self._write_state("primary", Position(term.number, 0), is_clean=False, time_ms=now_ms)
         disk = RecordingDisk(self._disk, self._folder, wake=self._wake, held=self._lock)
         writer = EntryWriter(
             self._store,
@@ -267,7 +296,7 @@ class Replica:
             self._clock,
             self._call_later,
             next_position=Position(term.number, 1),
-            time_ms=sealed.time_ms,
+            time_ms=max(sealed.time_ms, now_ms),
             heartbeat_seconds=self._settings.heartbeat_seconds,
             deposed=self._deposed,
         )
@@ -303,7 +332,7 @@ class Replica:
         if position == self._state.position:
             self._call_later(self._settings.heartbeat_seconds, self._note_position)
         else:
-            self._state = self._state._replace(position=position)
+            self._state = self._state._replace(position=position, time_ms=primary.writer.stored_time_ms)
             self._run(partial(self._state_file.write, self._state), noted)
 
     def _deposed(self, error: Deposed) -> None:
@@ -417,7 +446,8 @@ class Replica:
         position = follower.position
         try:
             newest = yield from self._on_store(newest_term())
-            if newest is not None and newest.number > max(self._newest_claim, position.term):
+            is_other = newest is not None and newest.member != self._state.member
+            if newest is not None and is_other and newest.number > max(self._newest_claim, position.term):
                 # It gets the time of a lease to begin its term.
                 self._newest_claim = newest.number
                 raise Deposed(f"member {newest.member} has claimed term {newest.number}")
@@ -435,7 +465,7 @@ class Replica:
             yield follower.applier.force
             follower.stop(lambda: None)
             yield follower.close
-            yield from self._serve(term, sealed, needs_base=False)
+            yield from self._serve(term, sealed, needs_base=False, time_ms=follower.time_ms)
         except Deposed as error:
             logger.info("this server stays a standby: %s", error)
             if follower.is_stopped:
@@ -532,9 +562,20 @@ class Replica:
 
     # Helpers
 
-    def _write_state(self, role: Role, position: Position, *, is_clean: bool) -> None:
-        self._state = LocalState(self._state.member, role, position, is_clean)
+    def _write_state(self, role: Role, position: Position, *, is_clean: bool, time_ms: int = 0) -> None:
+        self._state = LocalState(self._state.member, role, position, is_clean, time_ms)
         self._state_file.write(self._state)
+
+    def _repeated(self, call: Callable[[], Any]) -> Steps:
+        """Make one call on the store in a worker, again after pauses while the store is unavailable."""
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return (yield call)
+            except StoreUnavailable as error:
+                self.trouble = str(error)
+                yield Pause(pause)
+                pause = min(PAUSE_SECONDS_MAX, 2 * pause)
 
     def _on_store(self, steps: StoreSteps[Any]) -> Steps:
         """Make the calls of `steps` on the store in workers. A call that fails is repeated after a pause, for ever."""

@@ -67,7 +67,7 @@ REPLICATION_SERVERS: Final = (
         "a-standby-claims-beside-another",
         "a claimed term has the time of a lease to begin",
         _REPLICA,
-        "            if newest is not None and newest.number > max(self._newest_claim, position.term):\n",
+        "            if newest is not None and is_other and newest.number > max(self._newest_claim, position.term):\n",
         "            if False and newest is not None:\n",
         [f"{SIMULATION}::test_a_standby_takes_over_when_the_primary_is_gone_for_a_lease"],
     ),
@@ -126,6 +126,14 @@ REPLICATION_SERVERS: Final = (
         "            if not is_replicated and lsn > self.high_watermark:\n",
         "            if lsn > self.high_watermark:\n",
         ["tests/journal/wal/test_store.py"],
+    ),
+    Mutant(
+        "an-old-copy-of-the-folder-goes-on",
+        "an old copy of a primary's folder takes nothing back",
+        _REPLICA,
+        "            if not state.is_clean and (yield from self._is_old_copy(state, sealed.parent)):\n",
+        "            if False:\n",
+        [f"{SIMULATION}::test_an_old_copy_of_the_primary_s_folder_takes_nothing_back"],
     ),
     Mutant(
         "a-follower-stops-at-its-own-pace",
