@@ -315,9 +315,8 @@ class Replicate:
         10, Duration(0.5, 86_400), "A standby that sees no sign of the primary for this time becomes primary."
     )
     history_seconds: float = setting(
-        604_800, Duration(60, YEARS), "How far back `tfmq replica restore --at` reaches; older objects are deleted."
+        604_800, Duration(3600, YEARS), "How far back `tfmq replica restore --at` reaches; older objects are deleted."
     )
-    read: bool = setting(False, Boolean(), "Let clients read from this server while it is a standby.")
 
 
 @dataclass(frozen=True)
