@@ -76,6 +76,7 @@ class SegmentSet:
         """Take the bounds, the append time and the epochs from a checkpoint."""
         self.first, self.first_ordinal, self.durable, self.durable_ordinal = checkpoint[:4]
         self.append_time, self.epoch, self.starts = checkpoint[4:7]
+        self.raise_high_watermark()
 
     def raise_durable(self, offset: int, ordinal: int, *, is_replicated: bool = False) -> None:
         """Advance the durable offset to `offset`, the end of an append; a lower `offset` changes nothing.

@@ -468,7 +468,9 @@ APPENDS_AND_READS: Final = (
         "reads-pass-the-durable-offset",
         "no reader sees what a power cut can undo",
         "journal/log/reader.py",
-        ("        return segment_set.durable if durable or segment_set.stopped is not None else segment_set.end\n"),
+        (
+            "        return segment_set.high_watermark if durable or segment_set.stopped is not None else segment_set.end\n"
+        ),
         "        return segment_set.end\n",
         [CONFORMANCE],
     ),
@@ -476,8 +478,10 @@ APPENDS_AND_READS: Final = (
         "stopped-log-read-to-its-end",
         "a stopped log is read up to its durable offset only",
         "journal/log/reader.py",
-        ("        return segment_set.durable if durable or segment_set.stopped is not None else segment_set.end\n"),
-        "        return segment_set.durable if durable else segment_set.end\n",
+        (
+            "        return segment_set.high_watermark if durable or segment_set.stopped is not None else segment_set.end\n"
+        ),
+        "        return segment_set.high_watermark if durable else segment_set.end\n",
         [LOG],
     ),
     Mutant(

@@ -122,8 +122,8 @@ _DUE: Final = (
         "fsyncs-only-when-asked",
         "a large transaction does not end in one large fsync",
         "journal/wal/store.py",
-        "        return files.end - files.durable_lsn > self.options.flush_bytes and files.stopped is None\n",
-        "        return files.end - files.durable_lsn > 2 * self.options.flush_bytes and files.stopped is None\n",
+        "        return files.end - files.high_watermark > self.options.flush_bytes and files.stopped is None\n",
+        "        return files.end - files.high_watermark > 2 * self.options.flush_bytes and files.stopped is None\n",
         [STORE],
     ),
     Mutant(
