@@ -469,7 +469,8 @@ APPENDS_AND_READS: Final = (
         "no reader sees what a power cut can undo",
         "journal/log/reader.py",
         (
-            "        return segment_set.high_watermark if durable or segment_set.stopped is not None else segment_set.end\n"
+            "        return segment_set.high_watermark if durable or segment_set.stopped is not None"
+            " else segment_set.end\n"
         ),
         "        return segment_set.end\n",
         [CONFORMANCE],
@@ -479,7 +480,8 @@ APPENDS_AND_READS: Final = (
         "a stopped log is read up to its durable offset only",
         "journal/log/reader.py",
         (
-            "        return segment_set.high_watermark if durable or segment_set.stopped is not None else segment_set.end\n"
+            "        return segment_set.high_watermark if durable or segment_set.stopped is not None"
+            " else segment_set.end\n"
         ),
         "        return segment_set.high_watermark if durable else segment_set.end\n",
         [LOG],

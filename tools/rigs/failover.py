@@ -44,6 +44,8 @@ ANSWER_SECONDS: Final = 60.0
 STATE_SECONDS: Final = 60.0
 END_SECONDS: Final = 120.0
 LONGEST_DELAY_SECONDS: Final = 20.0
+DELAY_SECONDS_FOR_EVENT: Final = 1.0
+"""The longest delay is this for each event, if that is less: the end waits for it."""
 PAUSE_SECONDS: Final = (0.2, 1.5)
 """Between a server's return and the next event."""
 FOLDER_EVERY: Final = 3
@@ -107,7 +109,7 @@ class ReplicaServer(LiveServer):
 class Worker:
     """A client process and its diary."""
 
-    def __init__(self, role: str, servers: str, seed: int, folder: Path) -> None:
+    def __init__(self, role: str, servers: str, seed: int, folder: Path, longest_delay: float) -> None:
         self.role = role
         self.diary = Diary(folder / f"{role}.diary")
         self.log = folder / f"{role}.log"
@@ -115,8 +117,7 @@ class Worker:
         if role == "member":
             arguments = ["tools.rigs.rebalancing_worker", servers, name, str(seed), "poll", path]
         else:
-            longest = str(LONGEST_DELAY_SECONDS)
-            arguments = ["tools.rigs.soak_worker", role, servers, name, str(seed), path, longest]
+            arguments = ["tools.rigs.soak_worker", role, servers, name, str(seed), path, str(longest_delay)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *arguments], stdout=log, stderr=log, preexec_fn=terminate_with_parent()
@@ -179,6 +180,7 @@ class Rig:
         self._plan = ["kill"] * kills + ["freeze"] * freezes
         self._random = random.Random(seed)
         self._random.shuffle(self._plan)
+        self._longest_delay = min(LONGEST_DELAY_SECONDS, DELAY_SECONDS_FOR_EVENT * len(self._plan))
         self._folder = folder
         self._show = show or (lambda line: None)
         shared = folder / "store"
@@ -220,7 +222,8 @@ class Rig:
         with tfmq.Admin(self.addresses, timeout=ANSWER_SECONDS) as admin:
             for topic, partitions in TOPICS.items():
                 admin.create_topic(topic, partitions=partitions)
-        self._workers = [Worker(role, self.addresses, self.outcome.seed, self._folder) for role in ROLES]
+        seed = self.outcome.seed
+        self._workers = [Worker(role, self.addresses, seed, self._folder, self._longest_delay) for role in ROLES]
         self.probe = Probe(self.addresses)
         self.probe.start()
         time.sleep(2.0)
@@ -260,7 +263,7 @@ class Rig:
         senders = [worker for worker in self._workers if worker.role != "member"]
         self.outcome.faults += filter(None, (worker.end() for worker in senders))
         self._end_those_in_doubt()
-        time.sleep(LONGEST_DELAY_SECONDS)
+        time.sleep(self._longest_delay)
         self._read(seconds=END_SECONDS)
         self.outcome.faults += filter(None, (worker.end() for worker in self._workers if worker.role == "member"))
         self.audit.check_complete()
