@@ -306,7 +306,8 @@ FORCES: Final = (
         "journal/log/writer.py",
         (
             "            self.gate.fsync(old, old.seal)\n"
-            "            segment_set.raise_durable(segment_set.end, segment_set.end_ordinal)\n"
+            "            segment_set.raise_durable(segment_set.end, segment_set.end_ordinal,"
+            " is_replicated=self._disk.is_replicated)\n"
             "            self.write_snapshot(snapshot)\n"
         ),
         (

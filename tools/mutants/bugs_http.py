@@ -30,8 +30,8 @@ HTTP: Final = (
         "silent-while-recovering",
         "health is answered while the broker recovers",
         "tfmq/server/server.py",
-        "            if bound_http is None:\n",
-        "            if bound_http is not None:\n",
+        "            elif bound_http is None:\n",
+        "            elif bound_http is not None:\n",
         TESTS,
     ),
     Mutant(

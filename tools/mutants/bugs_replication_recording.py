@@ -200,8 +200,8 @@ REPLICATION_RECORDING: Final = (
         "an-unlinked-file-is-not-kept",
         "a view shows the files that were unlinked meanwhile",
         DISK,
-        "            self._table.before_unlink(relative)\n            self.inner.unlink(path)\n",
-        "            self.inner.unlink(path)\n",
+        "            self._table.before_unlink(relative)\n            tracked = ",
+        "            tracked = ",
         [VIEWS],
     ),
     Mutant(

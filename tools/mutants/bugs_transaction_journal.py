@@ -78,7 +78,7 @@ _WRITING: Final = (
         (
             "                if active.truncate_failed_write():\n"
             "                    self._gate.fsync(active)\n"
-            "                    files.raise_durable(files.end)\n"
+            "                    files.raise_durable(files.end, is_replicated=self._disk.is_replicated)\n"
         ),
         "                active.truncate_failed_write()\n",
         [KEEPER],
