@@ -116,11 +116,11 @@ class Worker:
     def _transform(self, consumer: tfmq.Consumer[Any], messages: Sequence[Any]) -> None:
         self._say(BEGUN)
         with self._producer.transaction() as tx:
+            # First: a transaction that fails before this does not know the consumer, and the messages would be lost.
+            tx.commit_offsets(consumer)
             self._rest()
             for message in messages:
                 tx.send(TARGET, message.payload, partition=message.partition)
-            self._rest()
-            tx.commit_offsets(consumer)
             self._rest()
         self._say(COMMITTED)
 

@@ -339,3 +339,28 @@ def test_a_message_that_went_while_its_call_was_counted_is_not_called(
     monkeypatch.setattr(GroupDeadLetterStore, "count_call", goes)
     bench.run(until=2)
     assert counted == ["a", "a", "b"] and bench.handled == ["a", "b"]
+
+
+@pytest.mark.parametrize("knows_consumer", [True, False])
+def test_a_transaction_that_failed_at_a_send_returns_the_consumer_that_it_knew(knows_consumer: bool) -> None:
+    with SimulatedBroker() as broker:
+        producer = broker.producer()
+        for number in range(4):
+            producer.send("orders", str(number)).result()
+        consumer = broker.consumer("orders", group="copies", commits="manual", dead_letters=None)
+        failed = False
+        while messages := consumer.poll(timeout=1, max_messages=2):
+            try:
+                with producer.transaction() as transaction:
+                    if knows_consumer:
+                        transaction.commit_offsets(consumer)
+                    if not failed:
+                        failed = True
+                        raise DiskFull("of a send")
+                    for message in messages:
+                        transaction.send("copies", message.payload)
+                    transaction.commit_offsets(consumer)
+            except DiskFull:
+                continue
+        copies = [message.text for message in broker.sent("copies")]
+        assert copies == (["0", "1", "2", "3"] if knows_consumer else ["2", "3"])
