@@ -64,14 +64,6 @@ REPLICATION_SERVERS: Final = (
         [RANDOM],
     ),
     Mutant(
-        "a-standby-claims-beside-another",
-        "a claimed term has the time of a lease to begin",
-        _REPLICA,
-        "            if newest is not None and is_other and newest.number > max(self._newest_claim, position.term):\n",
-        "            if False and newest is not None:\n",
-        [f"{SIMULATION}::test_a_standby_takes_over_when_the_primary_is_gone_for_a_lease"],
-    ),
-    Mutant(
         "a-restarted-primary-drops-what-only-its-disk-has",
         "a primary that starts again within its lease loses nothing that was written",
         _REPLICA,
