@@ -119,6 +119,8 @@ class Replica:
         self._task: Task | None = None
         self._follower: Follower | None = None
         self._lease: StandbyLease | None = None
+        self._since_ms = clock.wall_ms()
+        """When `role` changed last, ms since 1970."""
         self._successor = ""
         self._primary_member = ""
         self._newest_claim = 0
@@ -173,6 +175,7 @@ class Replica:
             "stored_slot": stored,
             "behind_seconds": behind_seconds,
             "behind_bytes": behind_bytes,
+            "since_ms": self._since_ms,
             "store": self._store.name,
             "primary": self.primary_address,
             "trouble": self.trouble,
@@ -313,6 +316,7 @@ class Replica:
                 logger.error("the snapshot of the data folder could not be stored, and is tried again: %s", error)
                 yield Pause(RETRY_SECONDS)
         self.primary, self.role, self.primary_address = primary, "primary", self._address
+        self._since_ms = self._clock.wall_ms()
         self._note_position()
         logger.info("this server is primary, term %d of %s", term.number, self._store.name)
         self._host.promoted(primary)
@@ -527,6 +531,7 @@ class Replica:
     def _become_standby(self) -> None:
         if self.role != "standby":
             self.role = "standby"
+            self._since_ms = self._clock.wall_ms()
             self._host.following()
 
     # The end
