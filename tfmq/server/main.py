@@ -270,9 +270,10 @@ def _restart(reactor: Any, address: str, data: str, reason: str) -> None:
 
 def _fail(reactor: Any, data: str, error: BaseException, failures: list[int]) -> None:
     """End the process with a sentence: it can neither follow nor serve. What it had accepted is on the disk."""
-    logger.error(
-        "%s", startup_sentence(error, data) or repr(error), exc_info=startup_sentence(error, data) is None and error
-    )
+    from tfmq.replication.errors import ReplicationError
+
+    sentence = str(error) if isinstance(error, ReplicationError) else startup_sentence(error, data)
+    logger.error("%s", sentence or "the replication failed", exc_info=error if sentence is None else None)
     failures.append(exit_code(error))
     remove_address(data)
     reactor.stop()
