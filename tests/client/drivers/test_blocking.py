@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import signal
+import stat
 import sys
 import threading
 import time
@@ -357,6 +358,23 @@ def test_a_full_pipe_wakes_as_well() -> None:
     pipe.drain()
     assert not rings(pipe)
     pipe.close()
+
+
+def test_a_close_by_another_thread_waits_for_the_byte_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = WakePipe()
+    assert not rings(pipe)
+    write, written = os.write, []
+
+    def write_after_the_close(descriptor: int, data: bytes) -> int:
+        pipe.close()
+        written.append(os.fstat(descriptor))  # EBADF if it is closed.
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write_after_the_close)
+    before = len(os.listdir("/proc/self/fd"))
+    pipe.notify()
+    assert stat.S_ISFIFO(written[0].st_mode)
+    assert len(os.listdir("/proc/self/fd")) == before - 2
 
 
 def test_without_a_poll_no_thread_is_woken() -> None:

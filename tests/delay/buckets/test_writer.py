@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import random
-import sys
 from array import array
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from journal.errors import Full
 from journal.testing import SimulatedDisk
 from tests.delay.bucket_rig import BILLS, NEAR, NOW, ORDERS, Bench, Waiting, batch_of, everything, flip, record_of
+from tests.delay.steps import steps
 from tests.scale import seeded
 from tfmq.delay.buckets import writer as module
 from tfmq.delay.buckets.bucket import Bucket, OpenFileCache
@@ -125,29 +123,20 @@ def test_many_targets_make_several_chunks(bucket_folder: BucketFolder, monkeypat
     assert len(bucket_folder.chunks()) > 3 and sum(map(len, bucket_folder.chunks())) == 30
 
 
-def steps(bucket_folder: BucketFolder, batches: list[MessageColumns]) -> int:
-    """Lines of Python that run for these."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace
-
+def steps_of(bucket_folder: BucketFolder, batches: list[MessageColumns]) -> int:
     additions = bucket_folder.additions()
-    sys.settrace(trace)
-    try:
+
+    def add() -> None:
         for batch in batches:
             additions.add(batch)
         additions.finish()
-    finally:
-        sys.settrace(None)
-    return count
+
+    return steps(add)
 
 
 def test_a_batch_for_one_span_costs_no_step_of_python_for_a_message() -> None:
-    few = steps(BucketFolder(), [messages([NOW] * 10, first=1000 * n) for n in range(5)])
-    many = steps(BucketFolder(), [messages([NOW] * 1000, first=1000 * n) for n in range(5)])
+    few = steps_of(BucketFolder(), [messages([NOW] * 10, first=1000 * n) for n in range(5)])
+    many = steps_of(BucketFolder(), [messages([NOW] * 1000, first=1000 * n) for n in range(5)])
     assert many == few
 
 

@@ -515,28 +515,41 @@ class WakePipe:
     """A pipe that wakes a thread from `poll`. The pipe is created when its `descriptor` is first used."""
 
     def __init__(self) -> None:
-        self._read = self._write = -1
+        self._ends: tuple[PipeEnd, PipeEnd] | None = None
 
     @property
     def descriptor(self) -> int:
-        if self._read < 0:
-            self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        return self._read
+        if self._ends is None:
+            read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._ends = PipeEnd(read), PipeEnd(write)
+        return self._ends[0].descriptor
 
     def notify(self) -> None:
         """Make the descriptor readable, if the pipe exists. May be called in any thread and in signal handlers."""
-        if self._write >= 0:
+        ends = self._ends  # Keeps the pipe open until the byte is written, even if another thread calls `close` now.
+        if ends is not None:
             with contextlib.suppress(BlockingIOError):  # A full pipe wakes the thread, too.
-                os.write(self._write, b"w")
+                os.write(ends[1].descriptor, b"w")
 
     def drain(self) -> None:
+        ends = self._ends
         with contextlib.suppress(BlockingIOError):
-            while len(os.read(self._read, 4096)) == 4096:
+            while ends is not None and len(os.read(ends[0].descriptor, 4096)) == 4096:
                 pass
 
     def close(self) -> None:
-        ends = (self._read, self._write)
-        self._read = self._write = -1
-        for descriptor in ends:
-            if descriptor >= 0:
-                os.close(descriptor)
+        """Let go of the pipe. It is closed when no other thread writes to it any more."""
+        self._ends = None
+
+
+class PipeEnd:
+    """One end of a pipe, closed with its last reference.
+
+    A thread that wrote to a bare number might write to another file: one that got the number after a close.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
