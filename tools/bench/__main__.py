@@ -33,6 +33,7 @@ ROWS = {
     "idle": "tools.bench.idle",
     "tls": "tools.bench.tls",
     "hostile": "tools.bench.hostile",
+    "replication": "tools.bench.replication",
     "verification": "tools.bench.verification",
     "restart": "tools.bench.restart",
     "scale": "tools.bench.scale",

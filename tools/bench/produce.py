@@ -17,22 +17,22 @@ LARGE_COUNT = 200_000
 PAYLOAD = b"x" * 100
 
 
-def many(server: Broker, topic: str, payloads: list[bytes]) -> float:
+def many(server: Broker, topic: str, payloads: list[bytes], durability: str = "synced") -> float:
     """Messages a second from the first to the last acknowledgement, all handed over at once."""
     with tfmq.Producer(server.address) as producer:
         producer.send(topic, b"warm").result()
         begun = time.perf_counter()
         results = producer.send_many(topic, payloads).result(120)
         seconds = time.perf_counter() - begun
-    expect_synced(results, len(payloads))
+    expect(results, len(payloads), durability)
     delete(server, topic)
     return len(payloads) / seconds
 
 
-def expect_synced(results: list[tfmq.SendResult], count: int) -> None:
-    """A row that says synced has measured that, and everything that was sent."""
-    if any(each.durability != "synced" for each in results) or sum(each.count for each in results) != count:
-        raise RuntimeError("not every message was answered as synced")
+def expect(results: list[tfmq.SendResult], count: int, durability: str) -> None:
+    """A row that says synced has measured that, and everything that was sent. Raises RuntimeError else."""
+    if any(each.durability != durability for each in results) or sum(each.count for each in results) != count:
+        raise RuntimeError(f"not every message was answered as {durability}")
 
 
 def delete(server: Broker, topic: str) -> None:

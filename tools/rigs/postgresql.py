@@ -41,11 +41,14 @@ def unprivileged() -> pwd.struct_passwd | None:
 
 
 class PostgresServer:
-    """`start`, `stop`, `url()`. With `prepared` = 0 it knows no two-phase commit, as PostgreSQL is shipped."""
+    """`start`, `stop`, `url()`. With `prepared` = 0 it knows no two-phase commit, as PostgreSQL is shipped.
+
+    Without `fsync` it is faster, and loses data if the machine fails: in tests only processes do.
+    """
 
     alive: ClassVar["set[PostgresServer]"] = set()
 
-    def __init__(self, *, prepared: int = PREPARED_TRANSACTIONS) -> None:
+    def __init__(self, *, prepared: int = PREPARED_TRANSACTIONS, fsync: bool = False) -> None:
         found = programs()
         if found is None:
             raise FileNotFoundError("no PostgreSQL server is installed (Debian: apt-get install postgresql)")
@@ -54,6 +57,7 @@ class PostgresServer:
         self.folder = Path(tempfile.mkdtemp(prefix="tfmq-postgresql-"))
         self.log = self.folder / "log"
         self._prepared = prepared
+        self._fsync = fsync
         self._process: subprocess.Popen[bytes] | None = None
         if self._user is not None:
             os.chown(self.folder, self._user.pw_uid, self._user.pw_gid)
@@ -87,7 +91,7 @@ class PostgresServer:
             "unix_socket_directories": str(self.folder),
             "max_prepared_transactions": str(self._prepared),
             "max_connections": "50",
-            "fsync": "off",  # the machine does not fail in these tests, only processes do
+            "fsync": "on" if self._fsync else "off",
         }
         chosen: Sequence[str] = [f"--{name}={value}" for name, value in settings.items()]
         self.alive.add(self)
