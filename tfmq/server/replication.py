@@ -83,7 +83,8 @@ class Replication:
         self._config, self._reactor, self._disk, self._clock = config, reactor, disk, clock
         self._randomness, self._server = randomness, server
         self._folder = os.path.abspath(config.server.data)
-        self._workers = WorkerThreads(reactor, STORE_THREADS)
+        # What the broker does with results that have waited for the store is completed at the end of a turn.
+        self._workers = WorkerThreads(reactor, STORE_THREADS, delivered=turn.request_end)
         self._executor = ThreadPoolExecutor(CHUNK_THREADS, thread_name_prefix="replica-chunk")
         self._thread = threading.get_ident()
         self._turn = turn

@@ -135,4 +135,12 @@ REPLICATION_SERVERS: Final = (
         "        else:\n",
         [f"{SIMULATION}::test_a_standby_takes_over_when_the_primary_is_gone_for_a_lease"],
     ),
+    Mutant(
+        "results-of-the-store-wait-for-another-turn",
+        "the broker goes on at once with what has waited for the store",
+        "tfmq/server/replication.py",
+        "WorkerThreads(reactor, STORE_THREADS, delivered=turn.request_end)",
+        "WorkerThreads(reactor, STORE_THREADS)",
+        ["tests/server/test_replication.py"],
+    ),
 )
