@@ -3,9 +3,10 @@
 Starts a broker in a new folder, sends the 60,000 lines of a web shop's log while a consumer reads them, kills the
 broker with lines acknowledged and others in flight, starts it again on the same folder and port, and counts: every
 acknowledged line has to be there exactly once, in order. Then transactions (tools/demo_transactions.py), delayed
-messages (tools/demo_delays.py) and, where there is a Java, Spark (tools/demo_spark.py), each with one more kill. Ends
-with what was promised, counted, and the commands that show the files. It takes less than a minute on an idle machine;
-each step is printed with the seconds since the start, on a terminal there are bars as well.
+messages (tools/demo_delays.py), a machine that is lost (tools/demo_replication.py) and, where there is a Java, Spark
+(tools/demo_spark.py), each with one more kill. Ends with what was promised, counted, and the commands that show the
+files. It takes about a minute on an idle machine; each step is printed with the seconds since the start, on a terminal
+there are bars as well.
 
 Exit code: 0 all promises kept, 1 not, 2 wrong usage.
 """
@@ -28,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 import tfmq
-from tools import demo_delays, demo_spark, demo_transactions
+from tools import demo_delays, demo_replication, demo_spark, demo_transactions
 from tools.demo_broker import WAIT_SECONDS, Broker, Counting, DemoFailed, Row, Steps, Task, read_all
 
 TEXT = Path(__file__).parent / "demo_data" / "shop.log.gz"
@@ -151,6 +152,7 @@ def where_to_look(console: Console, folder: Path) -> None:
         f"ls -l {partition}",
         f".venv/bin/tfmq log dump {partition} -n 5",
         f".venv/bin/tfmq log verify {partition}",
+        f".venv/bin/tfmq replica verify {(folder / 'store').as_uri()}",
         f".venv/bin/tfmq-server --data {data}      and in another window",
         f".venv/bin/tfmq read {TOPIC} -n 3 --format '%o %i %s'",
     ):
@@ -183,11 +185,13 @@ def run(
             rows += demo_transactions.run(broker, steps, transactions)
             steps.say(f"3. {delayed:,} messages for the next seconds")
             rows += demo_delays.run(broker, steps, delayed)
+            steps.say("4. a primary and a standby with a common store, and the loss of the primary's machine")
+            rows += demo_replication.run(folder, steps, lines[: demo_replication.COUNT])
             if spark is not None:
-                steps.say("4. Spark copies the lines to another topic, with a streaming query")
+                steps.say("5. Spark copies the lines to another topic, with a streaming query")
                 rows += demo_spark.run(broker, spark, steps, lines)
             elif with_spark:
-                steps.say(f"4. {lack}")
+                steps.say(f"5. {lack}")
             steps.say("counted:")
     finally:
         if spark is not None:

@@ -43,23 +43,27 @@ class Row(NamedTuple):
 class Broker:
     """A tfmq-server process that can be killed and started again on its folder and port."""
 
-    def __init__(self, data: Path, log: Path) -> None:
-        self.data, self.log = data, log
+    def __init__(self, data: Path, log: Path, *settings: str) -> None:
+        self.data, self.log, self._settings = data, log, settings
         self.address = f"127.0.0.1:{free_port()}"
         self.process: subprocess.Popen[str] | None = None
 
-    def start(self) -> float:
-        """Start it; returns the seconds until it printed that it is ready. Raises DemoFailed if it does not."""
+    def start(self, state: str = "ready") -> float:
+        """Start it; returns the seconds until it printed this state. Raises DemoFailed if it does not."""
         begun = time.monotonic()
-        where = ["--data", str(self.data), "--listen", self.address, "--set", "http.listen="]
-        command = [sys.executable, "-m", "tfmq.server.main", *where]
+        command = [sys.executable, "-m", "tfmq.server.main", "--data", str(self.data), "--listen", self.address]
+        for setting in ("http.listen=", *self._settings):
+            command += ["--set", setting]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self.process.stdout is not None
-        words = self.process.stdout.readline().split()
-        if words != ["ready", self.address]:
-            raise DemoFailed(f"the broker did not start; {self.log} says why")
+        self.wait_for(state)
         return time.monotonic() - begun
+
+    def wait_for(self, state: str) -> None:
+        """Wait until it prints this state, `ready` or `standby`. Raises DemoFailed if it prints another or ends."""
+        assert self.process is not None and self.process.stdout is not None
+        if self.process.stdout.readline().split() != [state, self.address]:
+            raise DemoFailed(f"the broker did not start; {self.log} says why")
 
     def kill(self) -> None:
         """End it with SIGKILL, which it cannot notice."""
@@ -144,7 +148,7 @@ class Task:
             raise self._error
 
 
-def read_all(address: str, topic: str) -> list[tfmq.ReceivedMessage]:
+def read_all(address: str | list[str], topic: str) -> list[tfmq.ReceivedMessage]:
     """Every message of the topic, up to its present end."""
     found: list[tfmq.ReceivedMessage] = []
     until = time.monotonic() + WAIT_SECONDS
