@@ -76,6 +76,8 @@ class Consumer(BaseConsumer, Generic[Value]):
         fetch_bytes: bytes of one fetch request.
         prefetch_bytes: bytes that are read ahead.
         client_id: the name of this client in `tfmq group show` and in the broker's log. None: $TFMQ_CLIENT_ID.
+        standby: True: of `servers`, a standby with `replicate.read` serves, too, about a second behind; without a
+            group, because offsets are kept by the primary.
 
     Raises `BadRequest` for invalid arguments.
     """
@@ -113,6 +115,7 @@ class Consumer(BaseConsumer, Generic[Value]):
         fetch_bytes: int = FETCH_BYTES,
         prefetch_bytes: int = PREFETCH_BYTES,
         client_id: str | None = None,
+        standby: bool = False,
     ) -> None:
         self._connect(locals(), BlockingDriver, awaits=False)
 

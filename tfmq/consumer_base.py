@@ -45,6 +45,7 @@ class BaseConsumer:
         link, driver, self._wall_clock = make_client_parts(
             arguments["servers"], driver_type, client_id=arguments["client_id"]
         )
+        link.reads_standby = arguments["standby"]
         self._driver = driver
         self._executor: Executor = driver.run_in_threads if awaits else driver.run_in_thread
         self._core = ConsumerCore(

@@ -317,6 +317,7 @@ class Replicate:
     history_seconds: float = setting(
         604_800, Duration(3600, YEARS), "How far back `tfmq replica restore --at` reaches; older objects are deleted."
     )
+    read: bool = setting(False, Boolean(), "A standby serves consumers that were made with `standby=True`.")
 
 
 @dataclass(frozen=True)

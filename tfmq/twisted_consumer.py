@@ -76,6 +76,7 @@ class Consumer(AwaitedConsumer[Value]):
         fetch_bytes: int = FETCH_BYTES,
         prefetch_bytes: int = PREFETCH_BYTES,
         client_id: str | None = None,
+        standby: bool = False,
         reactor: Any = None,
     ) -> None:
         self._connect(locals(), DeferredDriver, awaits=True)

@@ -28,6 +28,7 @@ from journal.log.segment import Segment
 from journal.log.segments import SegmentSet
 from journal.record.batch import Chunk
 from journal.record.block import blocks_of
+from journal.record.block_trailer import BLOCK_SPAN_MAX
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, records_of, split_body
 
 OPEN_MAX: Final = 4
@@ -165,15 +166,15 @@ class ReadOnlyLog:
                 break
         return self.checkpoint
 
-    def read(self, offset: int, max_bytes: int, epoch: int | None = None) -> Chunk:
+    def read(self, offset: int, max_bytes: int, epoch: int | None = None, block_bytes: int = BLOCK_SPAN_MAX) -> Chunk:
         """Read as `Log.read` does, up to the durable offset. Calls `refresh` before and after the read.
 
         `epoch`: the highest epoch that the reader has seen. Raises CutAway if the log was truncated after that epoch,
         below the end of the returned chunk. Also raises the errors of `refresh`, and BelowStart, BeyondEnd, NotARecord,
-        Corrupt (damage, or a missing file).
+        Corrupt (damage, or a missing file), and TooLarge for a block above `max_bytes` and `block_bytes`.
         """
         self.refresh()
-        chunk = self._retry(offset, lambda reader: reader.read(offset, max_bytes, True, epoch, cached=False))
+        chunk = self._retry(offset, lambda reader: reader.read(offset, max_bytes, True, epoch, False, block_bytes))
         cut = None if epoch is None else truncated_since(self.refresh().starts, epoch)
         if cut is not None and cut < chunk.next:
             raise CutAway(chunk.next, cut)

@@ -182,9 +182,12 @@ def test_a_session_without_a_user_may_nothing() -> None:
 
 
 def test_a_list_of_all_topics_has_only_those_that_the_user_may_see() -> None:
-    rig = Rig("write:or*")
+    rig, shown = Rig("write:or*"), []
     rig.ask(commands.Metadata())
-    assert rig.executed[0][0].topics == ["orders"]
+    reply = rig.executed[0][1]
+    reply._reply.ok = lambda *fields, body: shown.append(fields)
+    reply.ok([("orders", 7, [], {}), ("secret", 8, [], {})])
+    assert shown == [([("orders", 7, [], {})],)]
 
 
 def test_a_list_of_groups_has_only_those_that_the_user_may_see() -> None:

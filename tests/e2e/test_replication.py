@@ -14,9 +14,10 @@ import pytest
 
 import tfmq
 from tests.scale import SEED, scaled
+from tfmq.spark.file_reader import FolderLogReader
 from tools.rigs.failover import ReplicaServer, run
 
-QUICK = ("replicate.lease_seconds=1.5", "replicate.heartbeat_seconds=0.3")
+QUICK = ("replicate.lease_seconds=1.5", "replicate.heartbeat_seconds=0.3", "replicate.read=true")
 TFMQ = [sys.executable, "-c", "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"]
 
 
@@ -73,6 +74,28 @@ def test_a_lost_machine_loses_nothing_that_was_acknowledged(servers: list[Replic
     one.wait_for("standby")
     with tfmq.Producer(addresses(servers)) as producer:
         assert producer.send("orders", "after").result().durability == "replicated"
+
+
+def test_a_standby_serves_readers_and_goes_on_with_them_as_primary(servers: list[ReplicaServer]) -> None:
+    one, two = servers
+    with (
+        tfmq.Producer(addresses(servers), timeout=60) as producer,
+        tfmq.Consumer(two.address, topics="orders", standby=True) as consumer,
+    ):
+        for number in range(3):
+            producer.send("orders", str(number)).result()
+        found = [message.text for message in consumer.poll(timeout=30)]
+        while len(found) < 3:
+            found += [message.text for message in consumer.poll(timeout=30)]
+        assert two.state == "standby"
+        with FolderLogReader(str(two.data)) as reader:
+            (log,) = reader.partitions("orders")
+            assert reader.bounds(log).end_ordinal == 3
+        with pytest.raises(tfmq.NotPrimary), tfmq.Admin(two.address, timeout=2) as other:
+            other.topics()
+        one.kill()
+        producer.send("orders", "3").result(60)
+        assert found + [message.text for message in consumer.poll(timeout=30)] == list("0123")
 
 
 def test_a_standby_is_promoted_without_a_loss_and_the_old_primary_follows(servers: list[ReplicaServer]) -> None:

@@ -68,6 +68,8 @@ def test_hello_says_the_role_and_where_the_primary_is() -> None:
     client = Client(hello=False, handle=handler.handle, hello_properties=handler.hello_properties)
     client.say_hello()
     assert client.replies()[0][-1] == {"role": "standby", "primary": "10.0.0.1:8367"}
+    reading = StandbyHandler(lambda: "", lambda done: None, lambda: 0, reads=object())  # type: ignore[arg-type]
+    assert reading.hello_properties() == {"role": "standby", "primary": "", "reads": True}
 
 
 def test_the_connection_stays_and_a_send_without_an_answer_gets_none() -> None:

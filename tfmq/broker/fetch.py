@@ -19,17 +19,18 @@ from typing import Any, Final
 from journal.crc32 import crc32
 from journal.errors import BelowStart, BeyondEnd, TooLarge
 from journal.histogram import TimeHistogram
-from journal.log.log import Log, Upto
+from journal.log.log import Upto
 from journal.record.batch import Chunk
 from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, decode_trailer
 from journal.record.format import FLAG_TAG_SHIFT, FLAG_TRAILER, HEADER_SIZE, BadRecord
 from tfmq.broker import reply
 from tfmq.broker.admission import BoundedExecutor
 from tfmq.broker.partition import TOPIC_DELETED, Partition
+from tfmq.broker.readable import ReadablePartition, ReadableTopics
 from tfmq.broker.reply import Reply, Session
 from tfmq.broker.runtime import Runtime
 from tfmq.broker.timers import Timer
-from tfmq.broker.topics import Topic, Topics
+from tfmq.broker.topics import Topic
 from tfmq.errors import Abandoned, BadRequest, Busy, OffsetOutOfRange, UnknownTopic
 from tfmq.limits import FETCH_BYTES_FIRST
 from tfmq.protocol.commands import EPOCH_UNKNOWN, READ_WRITTEN, Fetch
@@ -62,7 +63,7 @@ class FetchInProgress:
     block, if it is also larger than `max_bytes`, must wait for its turn.
     """
 
-    partition: Partition
+    partition: ReadablePartition
     reply: Reply
     session: Session
     offset: int
@@ -86,7 +87,7 @@ class FetchInProgress:
 class FetchHandler:
     """The commands FETCH and CANCEL (for fetches), and the parked fetches by session and correlation number."""
 
-    def __init__(self, runtime: Runtime, topics: Topics, read_executor: BoundedExecutor) -> None:
+    def __init__(self, runtime: Runtime, topics: ReadableTopics, read_executor: BoundedExecutor) -> None:
         self._limits, self._timers = runtime.limits, runtime.timers
         self._topics, self._read_executor = topics, read_executor
         self._short = 0
@@ -348,9 +349,9 @@ def _matching_blocks(poll: FetchInProgress, chunk: Chunk) -> list[memoryview]:
     return blocks_with(chunk.data, poll.tags or (), chunk.start, poll.partition.log.log_id)
 
 
-def read_error(error: BaseException, partition: Partition) -> BaseException:
+def read_error(error: BaseException, partition: ReadablePartition) -> BaseException:
     """Return the client's error for a failed read. For an offset outside of the log, the error has the log's range."""
-    log: Log = partition.log
+    log = partition.log
     if partition.deleted:
         return UnknownTopic(TOPIC_DELETED.format(name=partition.name))
     if isinstance(error, BelowStart | BeyondEnd):

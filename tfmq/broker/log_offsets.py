@@ -6,20 +6,19 @@ from functools import partial
 from typing import Final
 
 from journal.errors import Corrupt, NotARecord
-from journal.log.log import Log
 from journal.record.block import blocks_of
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, BadRecord, records_of
 from tfmq.broker.admission import BoundedExecutor
 from tfmq.broker.fetch import read_error
+from tfmq.broker.readable import ReadableLog, ReadableTopics
 from tfmq.broker.reply import Reply, Session
-from tfmq.broker.topics import Topics
 from tfmq.protocol.commands import BY_EARLIEST, BY_LATEST, BY_ORDINAL, BY_TIME_MS, ORDINAL_UNKNOWN, Locate
 
 ONE_BLOCK: Final = 1
 """Limit in bytes of a read. Every block is larger, so the read returns only one block: the one that has the offset."""
 
 
-def record_offset(log: Log, offset: int, records: int) -> int:
+def record_offset(log: ReadableLog, offset: int, records: int) -> int:
     """Return the offset of the record that is `records` records after the record at `offset`, in the same block.
 
     Reads the disk: call it in a worker. Raises NotARecord if a repair has replaced the record, Corrupt if the block is
@@ -36,7 +35,7 @@ def record_offset(log: Log, offset: int, records: int) -> int:
     return chunk.start + position
 
 
-def ordinal_of(log: Log, offset: int) -> int:
+def ordinal_of(log: ReadableLog, offset: int) -> int:
     """Return the ordinal of the record at `offset`.
 
     If the offset is the end of the log, or inside a filler (written by a repair in place of lost records), return the
@@ -64,7 +63,7 @@ def ordinal_of(log: Log, offset: int) -> int:
     return block.control.first_ordinal + before
 
 
-def find_location(log: Log, by: int, value: int) -> tuple[int, int]:
+def find_location(log: ReadableLog, by: int, value: int) -> tuple[int, int]:
     """Return the offset and ordinal of the record that LOCATE requests.
 
     `by` (a BY_ constant) says what is requested: the first record, the durable offset, or the record whose offset,
@@ -84,7 +83,7 @@ def find_location(log: Log, by: int, value: int) -> tuple[int, int]:
     return offset, ordinal_of(log, offset)
 
 
-def locate(topics: Topics, executor: BoundedExecutor, request: Locate, reply: Reply, session: Session) -> None:
+def locate(topics: ReadableTopics, executor: BoundedExecutor, request: Locate, reply: Reply, session: Session) -> None:
     """Reply to LOCATE. The search runs in a worker, except for the first record and the durable offset."""
     partition = topics.partition(request.topic, request.incarnation, request.partition)
     log = partition.log

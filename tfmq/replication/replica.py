@@ -121,6 +121,7 @@ class Replica:
         self._lease: StandbyLease | None = None
         self._since_ms = clock.wall_ms()
         """When `role` changed last, ms since 1970."""
+        self._folder_version = 0
         self._successor = ""
         self._primary_member = ""
         self._newest_claim = 0
@@ -180,6 +181,11 @@ class Replica:
             "primary": self.primary_address,
             "trouble": self.trouble,
         }
+
+    @property
+    def folder_version(self) -> int | None:
+        """A number that changes when a standby makes its folder from the store again; None while it does not follow."""
+        return None if self._follower is None else self._folder_version
 
     def request_hand_over(self, done: Callable[[BaseException | None], None]) -> None:
         """Ask the primary to hand over to this standby. `done(error)` is called when the request is stored."""
@@ -350,6 +356,7 @@ class Replica:
 
     def _materialize(self, until: Position | None = None) -> Steps:
         """Make the folder equal to the newest entry, or to that at `until`. Return its position and time."""
+        self._folder_version += 1
         self._become_standby()
         was_primary = self._state.role != "standby"
         aside = None

@@ -251,7 +251,7 @@ class AccessControl:
             return
         kind = type(request)
         if kind is commands.Metadata and request.topics is None:
-            request = request._replace(topics=self._visible_topics(account))
+            reply = _VisibleTopicsReply(reply, account)
         elif kind is commands.ListGroups:
             reply = _VisibleGroupsReply(reply, account)
         if account.usage.is_limited and kind in CHARGED:
@@ -361,9 +361,6 @@ class AccessControl:
                 return need
         return None
 
-    def _visible_topics(self, account: Account) -> list[str]:
-        return [name for name in self._broker().topics if account.allow(Need(SEE, name))]
-
 
 class _ObservedReply:
     """Wrapper around a `Reply` that calls `observe(fields, bytes of the body)` before a positive reply."""
@@ -380,6 +377,21 @@ class _ObservedReply:
         size = len(body) if isinstance(body, bytes | memoryview) else sum(map(len, body))
         self._observe(fields, size)
         self._reply.ok(*fields, body=body)
+
+
+class _VisibleTopicsReply:
+    """Wrapper around the `Reply` to METADATA that leaves out the topics that the user may not see."""
+
+    def __init__(self, reply: Reply, account: Account) -> None:
+        self._reply, self._account = reply, account
+        self.body_done, self.error, self.appended = reply.body_done, reply.error, reply.appended
+
+    @property
+    def correlation(self) -> int:
+        return self._reply.correlation
+
+    def ok(self, *fields: Any, body: Buffers = b"") -> None:
+        self._reply.ok([row for row in fields[0] if self._account.allow(Need(SEE, row[0]))], body=body)
 
 
 class _VisibleGroupsReply:

@@ -32,6 +32,7 @@ from tfmq.server.standby_handler import StandbyHandler
 
 if TYPE_CHECKING:
     from tfmq.server.access_control import AccessControl
+    from tfmq.server.standby_reads import StandbyReads
 
 logger = logging.getLogger("tfmq.replication")
 
@@ -179,8 +180,12 @@ class Replication:
             "replication": self.status(),
         }
 
-    def standby_handler(self, access: AccessControl | None) -> StandbyHandler:
-        return StandbyHandler(lambda: self.primary_address, self.promote, self._clock.wall_ms, access)
+    def standby_handler(self, access: AccessControl | None, reads: StandbyReads | None) -> StandbyHandler:
+        return StandbyHandler(lambda: self.primary_address, self.promote, self._clock.wall_ms, access, reads)
+
+    @property
+    def folder_version(self) -> int | None:
+        return None if self._replica is None else self._replica.folder_version
 
     def hello_properties(self) -> dict[str, Any]:
         """Return the properties of a primary's reply to HELLO."""

@@ -28,6 +28,7 @@ from tfmq.server.connection_limits import ConnectionLimits, DeadlineQueue, conne
 from tfmq.server.health import RecoveryResponder
 from tfmq.server.reactor import AsyncFsync, Turn, WorkerThreads, reactor_of_newcomers
 from tfmq.server.session import RejectedConnection, Session, SessionContext
+from tfmq.server.standby_reads import StandbyReads
 from tfmq.server.tls_connection import TlsConnection
 from tfmq.server.tracing import with_spans
 from tfmq.server.transport import BACKLOG, Connection, FrameProtocol, Listener, address_text
@@ -336,7 +337,18 @@ class Server:
         self._request_handler = RequestHandler(config, disk, clock, self._workers.run, randomness, self._fsync.begin)
         self._broker = self._request_handler.broker
         self._is_serving = False
-        self._replication = replication_of(config, reactor, disk, clock, randomness, self, self._turn)
+        self._replication = replication = replication_of(config, reactor, disk, clock, randomness, self, self._turn)
+        self._standby_reads: StandbyReads | None = None
+        if replication is not None and config.replicate.read:
+            self._standby_reads = StandbyReads(
+                config,
+                disk,
+                clock,
+                self._workers.run,
+                randomness,
+                reactor.callLater,
+                lambda: replication.folder_version,
+            )
         self._listening_http: socket.socket | None = None
         self._recovery_responder: RecoveryResponder | None = None
         self._stopped: Callable[[], None] | None = None
@@ -373,7 +385,11 @@ class Server:
             lambda: self._workers.finished_count,
             self._trim,
         )
-        self.access = access_control(config, self._request_handler, clock, randomness)
+        self.access = (
+            access_control(config, self._request_handler.handle, self._request_handler.broker, clock, randomness)
+            if self._standby_reads is None
+            else access_control(config, self._standby_reads.handle, self._standby_reads, clock, randomness)
+        )
         self._hello_deadlines = DeadlineQueue(reactor_of_newcomers(reactor).callLater, clock.monotonic)
         self._before_login: dict[Session, float] = {}
         """Sessions whose HELLO or login is not done, in the order of their age, with the time of their connection."""
@@ -484,7 +500,9 @@ class Server:
         )
         self._broker = self._request_handler.broker
         if self.access is not None:
-            self.access = access_control(self.config, self._request_handler, self._clock, self._randomness)
+            self.access = access_control(
+                self.config, self._request_handler.handle, self._broker, self._clock, self._randomness
+            )
             assert self.access is not None
             self.access.load()
         primary.start()
@@ -724,7 +742,7 @@ class Server:
     def _session_context(self) -> SessionContext:
         replication = self._replication
         if replication is not None and not self._is_serving:
-            standby = replication.standby_handler(self.access)
+            standby = replication.standby_handler(self.access, self._standby_reads)
             return self._create_context(
                 standby.handle, "", replication.standby_status, hello_properties=standby.hello_properties
             )
@@ -877,15 +895,18 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
 
 
 def access_control(
-    config: Config, handler: RequestHandler, clock: Clock, randomness: Callable[[int], bytes]
+    config: Config, handle: Callable[..., None], broker: Any, clock: Clock, randomness: Callable[[int], bytes]
 ) -> AccessControl | None:
-    """Return the access control of the configuration; None if it has no users."""
+    """Return the access control of the configuration; None if it has no users.
+
+    `handle` executes requests; `broker` is the `Broker`, or the `StandbyReads`, which has fetches, too.
+    """
     if not config.server.users:
         return None
     # Imported here because the library for logins takes time to load, which a server without users does not need.
     from tfmq.server.access_control import AccessControl
 
-    return AccessControl(config.server.users, handler.handle, lambda: handler.broker, clock, randomness)
+    return AccessControl(config.server.users, handle, lambda: broker, clock, randomness)
 
 
 def resident_bytes() -> int:

@@ -19,7 +19,7 @@ REPLICATION_CLIENTS: Final = (
         "standby-taken-for-the-primary",
         "a client leaves a standby",
         CONNECTION,
-        'if properties.get("role") == ROLE_STANDBY and not self.accepts_standby:',
+        'if properties.get("role") == ROLE_STANDBY and not is_accepted:',
         "if False:",
         [FAILOVER],
     ),

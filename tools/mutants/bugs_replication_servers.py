@@ -14,7 +14,66 @@ _WRITER: Final = "tfmq/replication/entry_writer.py"
 _REPLICA: Final = "tfmq/replication/replica.py"
 _FOLLOWER: Final = "tfmq/replication/follower.py"
 
+_READS: Final = "tfmq/server/standby_reads.py"
+_TEST_READS: Final = "tests/server/test_standby_reads.py"
+
 REPLICATION_SERVERS: Final = (
+    Mutant(
+        "a-standby-serves-the-folder-while-it-is-made-again",
+        "while a standby makes its folder again, readers wait",
+        _READS,
+        "        if version is None:\n",
+        "        if version is None and False:\n",
+        [_TEST_READS],
+    ),
+    Mutant(
+        "a-standby-serves-logs-of-the-folder-that-it-had-before",
+        "readers are served from the folder that was made again",
+        _READS,
+        "            self.topics.replace({})\n",
+        "",
+        [_TEST_READS],
+    ),
+    Mutant(
+        "a-standby-knows-the-topics-of-its-start-only",
+        "a topic that is made later is found",
+        _READS,
+        "            return self._clock.monotonic() - self._listed_at < LISTING_SECONDS\n",
+        "            return True\n",
+        [_TEST_READS],
+    ),
+    Mutant(
+        "a-fetch-that-waits-at-a-standby-is-not-served",
+        "a fetch waits at a standby for the next message",
+        _READS,
+        "            if each.log.forced_offset != offset:\n",
+        "            if False:\n",
+        [_TEST_READS],
+    ),
+    Mutant(
+        "a-standby-keeps-the-files-of-all-logs-open",
+        "a standby has a bounded number of open files",
+        _READS,
+        "        if oldest is not None:\n            oldest.close()\n",
+        "",
+        [_TEST_READS],
+    ),
+    Mutant(
+        "a-standby-reads-for-everyone",
+        "a user reads only what it may, at a standby, too",
+        "tfmq/server/standby_handler.py",
+        "            (self._reads if self._access is None else self._access).handle(request, body, reply, session)\n",
+        "            self._reads.handle(request, body, reply, session)\n",
+        [_TEST_READS],
+    ),
+    Mutant(
+        "a-consumer-without-standby-stays-at-one-that-reads",
+        "only a client that asks for it works with a standby",
+        "tfmq/client/connection/connection.py",
+        'is_accepted = self.accepts_standby or (self.reads_standby and properties.get("reads") is True)',
+        'is_accepted = self.accepts_standby or properties.get("reads") is True',
+        ["tests/e2e/test_replication.py::test_a_standby_serves_readers_and_goes_on_with_them_as_primary"],
+    ),
     Mutant(
         "an-answer-does-not-wait-for-the-store",
         "what is answered as replicated is in the store",

@@ -74,6 +74,7 @@ def test_the_defaults() -> None:
         ("broadcast", "a b"),
         ("broadcast", ""),
         ("broadcast", None),
+        ("standby", True),
         ("dead_letters", 5),
     ],
 )

@@ -241,6 +241,8 @@ class ClientConnection:
         """Whether a person uses the client, so that the broker logs the changes that it requests."""
         self.accepts_standby = False
         """Whether a standby is a server to work with, for clients that ask for its state or promote it."""
+        self.reads_standby = False
+        """Whether a standby that serves reads is a server to work with."""
         self.waits_for_fsync = False
         """Whether replies mostly come after an fsync, so that a driver that busy-polls does so for longer."""
         self.trace_context: Callable[[], str | None] | None = None
@@ -659,7 +661,8 @@ class ClientConnection:
         except (BadRequest, ValueError) as error:
             raise BadFrame(f"{self.server} replied to HELLO with something else: {error}") from None
         properties = hello.properties
-        if properties.get("role") == ROLE_STANDBY and not self.accepts_standby:
+        is_accepted = self.accepts_standby or (self.reads_standby and properties.get("reads") is True)
+        if properties.get("role") == ROLE_STANDBY and not is_accepted:
             # Before the login, because a login costs both ends some computing time.
             primary = properties.get("primary")
             raise NotPrimary(f"{self.server} is a standby, which takes no requests.", primary=primary)

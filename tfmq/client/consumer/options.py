@@ -152,6 +152,8 @@ def _check_values(given: SimpleNamespace, by_broker: bool) -> None:
     saves = given.commits != "auto" or given.offsets != BROKER or given.broadcast or not by_broker
     if given.group is None and saves:
         raise BadRequest("commits=, offsets=, broadcast= and coordinator= need a group: without one nothing is saved.")
+    if given.standby and given.group is not None:
+        raise BadRequest("standby=True reads without a group: offsets and members are kept by the primary.")
     if type(given.retries) is not int or given.retries < 0:
         raise BadRequest(f"retries={given.retries!r} is no number of calls; it takes one from 0 on.")
     for name in ("session", "timeout", "save_every", "refresh_every"):
