@@ -20,6 +20,8 @@ from tfmq.delay.arrivals.header import TurnColumns
 from tfmq.delay.arrivals.log import LOG_ID, ArrivalBatch, arrival_batches, arrival_options, header_batch
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.due_time import due_times_of
+from tfmq.replication.entries import Position
+from tfmq.replication.local_state import LocalState, LocalStateFile
 
 PAYLOADS = [b"message %03d" % n for n in range(9)]
 
@@ -105,6 +107,21 @@ def test_damage_is_found_named_and_repaired(offline: Cli, partition: Path) -> No
     ]
     assert "removed 1 kept original" in offline("log", "repair", str(partition), "--remove-originals").err
     assert offline("log", "repair", str(partition)).err == "nothing to repair\n"
+
+
+def test_a_repair_is_not_taken_for_a_state_of_the_replicas(offline: Cli, partition: Path) -> None:
+    """Otherwise a standby would follow from a folder that is another one than the primary's."""
+    data = partition.parent
+    (data / "lock").touch()
+    known = LocalStateFile(RealDisk(), str(data))
+    state = LocalState("1234", "standby", Position(3, 7), True, 99)
+    known.write(state)
+    damage(partition)
+    for arguments in (["verify", str(partition)], ["repair", str(data), "--dry-run"]):
+        offline("log", *arguments)
+        assert known.read(bytes) == state
+    assert offline("log", "repair", str(partition)).code == 0
+    assert known.read(bytes) == state._replace(is_clean=False)
 
 
 @pytest.mark.parametrize("alone", [True, False])

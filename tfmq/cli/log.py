@@ -64,6 +64,7 @@ from tfmq.delay.buckets.fsck import ARRIVALS_NAME, BucketScan, is_bucket_folder,
 from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
+from tfmq.replication.local_state import LocalStateFile
 
 PREVIEW = 60
 
@@ -315,7 +316,7 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> i
         is_data = is_data_folder(RealDisk(), str(path))
         if not is_data and check_path(path).is_file():
             raise click.UsageError(f"{path} is a file: give its folder, which is repaired as a whole")
-    with lock_data_folder(path) as disk:
+    with lock_data_folder(path, changes=not dry_run) as disk:
         if remove:
             removed = [name for folder in sorted(kept_originals(path)) for name in remove_originals(disk, str(folder))]
             output.info(f"removed {with_noun(len(removed), 'kept original')}")
@@ -721,9 +722,12 @@ def explain_path_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def lock_data_folder(path: Path) -> Iterator[Disk]:
+def lock_data_folder(path: Path, *, changes: bool = False) -> Iterator[Disk]:
     """Context in which the data folder that contains `path` is locked. Yields the disk.
-    A folder without a lock file is not locked. Raises ClickException if a server uses the folder."""
+
+    A folder without a lock file is not locked. `changes`: files of the folder will be changed, which its replication
+    has to know. Raises ClickException if a server uses the folder.
+    """
     disk = RealDisk()
     folder = path.parent if path.is_file() else path
     near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)
@@ -736,4 +740,6 @@ def lock_data_folder(path: Path) -> Iterator[Disk]:
                 raise click.ClickException(
                     f"a server is running on {lock.parent}: stop it first, or use a copy"
                 ) from error
+            if changes:
+                LocalStateFile(disk, str(lock.parent)).note_change()
         yield disk

@@ -58,6 +58,15 @@ class LocalStateFile:
             pass
         return LocalState(randomness(MEMBER_BYTES).hex())
 
+    def note_change(self) -> None:
+        """Note that something else than the replication changes the folder, so that it is not taken for a clean one.
+
+        A primary then stores the whole folder again, and a standby makes it from the store.
+        """
+        state = self.read(lambda size: b"")
+        if state.is_clean:
+            self.write(state._replace(is_clean=False))
+
     def write(self, state: LocalState) -> None:
         """Replace the file durably."""
         if not self._disk.exists(self._own):

@@ -19,6 +19,14 @@ _TEST_READS: Final = "tests/server/test_standby_reads.py"
 
 REPLICATION_SERVERS: Final = (
     Mutant(
+        "a-repaired-folder-counts-as-clean",
+        "a folder that a repair has changed is not taken for a state of the replicas",
+        "tfmq/cli/log.py",
+        "            if changes:\n",
+        "            if False:\n",
+        ["tests/cli/test_log.py::test_a_repair_is_not_taken_for_a_state_of_the_replicas"],
+    ),
+    Mutant(
         "a-standby-serves-the-folder-while-it-is-made-again",
         "while a standby makes its folder again, readers wait",
         _READS,
