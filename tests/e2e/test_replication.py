@@ -132,7 +132,7 @@ def test_a_server_that_is_stopped_leaves_its_place_at_once_and_comes_back(server
         one.wait_for("ready")
         producer.send("orders", "after").result()
     assert read(servers, "orders", 3) == ["before", "between", "after"]
-    assert not list(one.data.parent.glob("data.deposed*")), "a clean stop leaves nothing to move aside"
+    assert not list(one.data.glob("replica/deposed*")), "a clean stop leaves nothing to move aside"
 
 
 @pytest.mark.parametrize(

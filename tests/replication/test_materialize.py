@@ -35,7 +35,7 @@ from tfmq.replication.snapshot import FolderSource
 from tfmq.replication.store import Store
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
-ASIDE = "/srv/data.deposed"
+ASIDE = "/srv/data/replica/deposed"
 
 
 def materialized(store: Store, disk: SimulatedDisk, **options: Any) -> Materialized:

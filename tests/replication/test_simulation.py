@@ -158,7 +158,7 @@ def test_an_old_copy_of_the_primary_s_folder_takes_nothing_back() -> None:
     server.start()
     world.run(30)
     assert server.errors == [] and client.number > acked
-    assert any("deposed" in name for name in server.disk.list("/srv"))
+    assert any("deposed" in name for name in server.disk.list("/srv/data/replica"))
 
 
 COURSES = [(seed, True) for seed in range(scaled(2000))] + [(seed, False) for seed in range(scaled(500))]

@@ -38,7 +38,7 @@ from tfmq.replication.follower import Follower, Poll
 from tfmq.replication.liveness import StandbyLease
 from tfmq.replication.local_state import LocalState, LocalStateFile, Role
 from tfmq.replication.materialize import Materialized, find_start, is_incomplete, materialize
-from tfmq.replication.operations import OperationApplier, decode_operations, is_replicated
+from tfmq.replication.operations import LOCAL_FOLDER, OperationApplier, decode_operations, is_replicated
 from tfmq.replication.primary import Primary, Settings
 from tfmq.replication.recording_disk import RecordingDisk
 from tfmq.replication.store import Store
@@ -362,7 +362,8 @@ class Replica:
         aside = None
         if was_primary and has_replicated(self._disk, self._folder):
             term = self._state.position.term if self._state.position is not None else 0
-            aside = free_name(self._disk, f"{self._folder}.deposed-{term}")
+            # Inside of the folder, which may be a file system of its own.
+            aside = free_name(self._disk, join(self._folder, f"{LOCAL_FOLDER}/deposed-{term}"))
 
         def record(found: Materialized) -> None:
             self._write_state("standby", found.position, is_clean=True)
