@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,6 +153,27 @@ def test_wrong_settings_are_one_sentence(tmp_path: Path, settings: list[str], se
     ended = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
     assert ended.returncode == code and sentence in ended.stderr and ended.stdout == ""
     assert len(ended.stderr.strip().splitlines()) == 1 and "Traceback" not in ended.stderr
+
+
+def test_a_standby_says_over_http_that_it_lives_is_not_ready_and_how_far_it_is(
+    tmp_path: Path, servers: list[ReplicaServer]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+    (tmp_path / "three").mkdir()
+    three = ReplicaServer(tmp_path / "three" / "data", servers[0].settings[0], *QUICK, f"http.listen={where}")
+    three.start()
+    three.wait_for("standby")
+    answers = {}
+    for path in ("/live", "/ready", "/metrics", "/"):
+        try:
+            with urllib.request.urlopen(f"http://{where}{path}", timeout=30) as answer:
+                answers[path] = answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            answers[path] = error.code, error.read().decode()
+    assert [answers[path][0] for path in answers] == [200, 503, 200, 503]
+    three.kill()
+    assert "standby" in answers["/ready"][1] and "tfmq_replication_primary 0.0" in answers["/metrics"][1]
 
 
 def test_a_store_of_another_broker_is_refused(tmp_path: Path, servers: list[ReplicaServer]) -> None:

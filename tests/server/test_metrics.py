@@ -29,7 +29,7 @@ from tfmq.broker.broker import Broker as Engine
 from tfmq.protocol.commands import Heartbeat, LeaveGroup
 from tfmq.server import survey
 from tfmq.server.http_message import HttpAnswer
-from tfmq.server.metrics import METRICS, PAUSE_SECONDS, Scraper, exposition
+from tfmq.server.metrics import METRICS, PAUSE_SECONDS, STANDBY_METRICS, Scraper, exposition
 from tfmq.server.survey import Figures, Survey
 
 PROCESS = {
@@ -123,6 +123,24 @@ def test_the_alert_rules_fire_when_they_should_and_only_then() -> None:
     for command in (["check", "rules", "conf/alerts.yml"], ["test", "rules", "tests/server/alerts_test.yml"]):
         ran = subprocess.run([promtool, *command], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
         assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+# Replicas
+
+
+def test_a_standby_exports_its_replication_and_is_not_called_unready() -> None:
+    status = {"role": "standby", "term": 3, "behind_seconds": 1.5, "behind_bytes": 0, "trouble": "the store is away"}
+    figures = Figures({"memory_bytes": 1000, "cpu_seconds": 2.0, "replication": status})
+    assert samples_in(exposition(figures, STANDBY_METRICS).body.decode()) == {
+        "tfmq_memory_bytes": 1000.0,
+        "tfmq_cpu_seconds_total": 2.0,
+        "tfmq_replication_primary": 0.0,
+        "tfmq_replication_term": 3.0,
+        "tfmq_replication_behind_seconds": 1.5,
+        "tfmq_replication_behind_bytes": 0.0,
+        "tfmq_replication_trouble": 1.0,
+    }
+    assert not [name for name in samples_of(Broker()) if "replication" in name], "a broker without replicas"
 
 
 # What is counted

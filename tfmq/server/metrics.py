@@ -7,7 +7,7 @@ keys and settings never are.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple
 
@@ -68,6 +68,11 @@ def _times(name: str) -> Callable[[Figures], Values]:
 
 def _states(part: str, *states: str) -> Callable[[Figures], Values]:
     return lambda figures: [((state,), float(figures.broker[part][state])) for state in states]
+
+
+def _replication(value: Callable[[dict[str, Any]], Any]) -> Callable[[Figures], Values]:
+    """`value` gets the map `replication` of STATUS; there is no value for a broker without replicas."""
+    return _one(lambda figures: value(figures.server["replication"]) if figures.server.get("replication") else None)
 
 
 def _schedules(figures: Figures) -> Values:
@@ -294,15 +299,58 @@ METRICS: Final = (
         "Schedules: `active`; `paused`; `waiting`, which cannot send now.",
         _schedules,
     ),
+    Metric(
+        "tfmq_replication_primary",
+        "gauge",
+        (),
+        "1 at the primary of a replicated broker, 0 at its standbys.",
+        _replication(lambda status: status["role"] == "primary"),
+    ),
+    Metric(
+        "tfmq_replication_term",
+        "gauge",
+        (),
+        "The term of the primary that this server is or follows. Each failover begins a higher one.",
+        _replication(lambda status: status["term"]),
+    ),
+    Metric(
+        "tfmq_replication_behind_seconds",
+        "gauge",
+        (),
+        "At the primary, since when changes wait for the store; at a standby, the age of what it has applied, while"
+        " there is more. 0 if nothing waits.",
+        _replication(lambda status: status["behind_seconds"]),
+    ),
+    Metric(
+        "tfmq_replication_behind_bytes",
+        "gauge",
+        (),
+        "Bytes of changes of the primary that are not in the store yet.",
+        _replication(lambda status: status["behind_bytes"]),
+    ),
+    Metric(
+        "tfmq_replication_trouble",
+        "gauge",
+        (),
+        "1 while the replication of this server does not go on; `tfmq replica status` says why.",
+        _replication(lambda status: bool(status["trouble"])),
+    ),
 )
 """Every metric. Nothing is exported that is not in this table."""
+STANDBY_METRICS: Final = tuple(
+    each
+    for each in METRICS
+    if each.name.startswith("tfmq_replication_") or each.name in ("tfmq_memory_bytes", "tfmq_cpu_seconds_total")
+)
+"""The metrics of a standby, which has no broker. `tfmq_ready` is not one of them: a standby is well without being
+ready."""
 
 
 class FigureCollector:
     """The metrics of one scrape, as prometheus_client takes them."""
 
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
+    def __init__(self, figures: Figures, table: Sequence[Metric] = METRICS) -> None:
+        self._figures, self._table = figures, table
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client import core
@@ -312,7 +360,7 @@ class FigureCollector:
             "gauge": core.GaugeMetricFamily,
             "histogram": core.HistogramMetricFamily,
         }
-        for metric in METRICS:
+        for metric in self._table:
             family: Any = kinds[metric.kind](metric.name, metric.meaning, labels=metric.labels)
             for labels, value in metric.values(self._figures):
                 if isinstance(value, HistogramFigures):
@@ -328,11 +376,11 @@ def _buckets(histogram: HistogramFigures) -> list[tuple[str, float]]:
     return list(zip(names, accumulate(histogram.counts), strict=True))
 
 
-def exposition(figures: Figures) -> HttpAnswer:
+def exposition(figures: Figures, table: Sequence[Metric] = METRICS) -> HttpAnswer:
     """Return the metrics in Prometheus' text format. Runs in a worker: thousands of lines take some milliseconds."""
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest  # only a server that is scraped needs it
 
-    return HttpAnswer(200, generate_latest(FigureCollector(figures)), CONTENT_TYPE_LATEST)
+    return HttpAnswer(200, generate_latest(FigureCollector(figures, table)), CONTENT_TYPE_LATEST)
 
 
 PAUSE_SECONDS = 0.25

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tfmq.replication.primary import Primary
     from tfmq.server.access_control import AccessControl
     from tfmq.server.http import HttpServer
+    from tfmq.server.http_message import HttpAnswer
     from tfmq.server.metrics import Scraper
     from tfmq.server.replication import ReplicatedServer, Replication
     from tfmq.zookeeper.registration import Registration
@@ -467,7 +469,9 @@ class Server:
         """Answer HTTP requests without a broker: the server lives, and is not ready for this reason."""
         self._end_health()
         if self._listening_http is not None:
-            self._recovery_responder = RecoveryResponder(self._listening_http, self._tls_context, reason)
+            # Where there are users, a login would be needed, which the responder does not have.
+            metrics = None if self._replication is None or self.access is not None else self._standby_metrics
+            self._recovery_responder = RecoveryResponder(self._listening_http, self._tls_context, reason, metrics)
             self._recovery_responder.__enter__()
 
     def _end_health(self) -> None:
@@ -651,6 +655,15 @@ class Server:
         survey = Survey(self._broker, self._reactor.callLater, self._clock.monotonic)
         return Scraper(survey, self._server_figures, self._broker.run, self._reactor.callLater)
 
+    def _standby_metrics(self) -> HttpAnswer:
+        """Return the answer to `/metrics` of a server that is not primary. Called in the responder's thread."""
+        from tfmq.server.metrics import STANDBY_METRICS, exposition
+        from tfmq.server.survey import Figures
+
+        assert self._replication is not None
+        server = {"memory_bytes": resident_bytes(), "cpu_seconds": time.process_time()}
+        return exposition(Figures({**server, "replication": self._replication.status()}), STANDBY_METRICS)
+
     def _server_figures(self) -> dict[str, Any]:
         """Return the figures of the process and its connections, for metrics."""
         counts, http = self._connection_limits, self._http
@@ -668,6 +681,7 @@ class Server:
             "unsent_bytes": counts.unsent_bytes,
             "failed_handshakes": counts.failed_handshakes + (0 if http is None else http.failed_handshakes),
             "buffer_bytes": self._pool.stats().live_bytes,
+            "replication": {} if self._replication is None else self._replication.status(),
         }
 
     def _accept(
