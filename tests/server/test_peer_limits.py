@@ -1,20 +1,25 @@
 """What many peers, or one with many requests, make the server hold is bounded for all of them together."""
 
+import socket
+from contextlib import closing
+
 import pytest
+from twisted.internet.protocol import Factory
 
 from tests.broker.helpers import Broker, Session
 from tests.server.fakes import Net
 from tests.server.test_session import Client
 from tests.server.test_transport import connected, frame
 from tfmq.protocol.commands import EPOCH_UNKNOWN, Fetch
+from tfmq.server.transport import Listener
 
 
 def test_who_waits_to_send_and_is_given_more_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfmq.server.connection_limits.UNSENT_BYTES_ALL", 10_000)
     net = Net()
     many = [connected(net) for _ in range(8)]
-    for connection, socket, _ in many:
-        socket.room = 10
+    for connection, fake, _ in many:
+        fake.room = 10
         connection.send([bytes(1000)])
         net.reactor.advance(0)
         assert connection.is_waiting
@@ -30,6 +35,19 @@ def test_what_a_client_has_received_is_only_what_the_system_has_accepted() -> No
     client.session.send([bytes(1000)])
     client.net.reactor.advance(0)
     assert client.session.sent_bytes == before + 10
+
+
+def test_the_system_accepts_little_of_what_a_client_does_not_read() -> None:
+    net = Net()
+    with socket.socket() as bound, socket.socket() as client:
+        bound.bind(("127.0.0.1", 0))
+        Listener(bound, Factory(), net.reactor, net.traffic).startListening()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(bound.getsockname())
+        accepted, _ = bound.accept()
+        with closing(accepted):
+            accepted.setblocking(False)
+            assert 0 < accepted.send(bytes(16 << 20)) < 1 << 20
 
 
 def test_beginnings_of_frames_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,9 @@ UNSENT_BYTES_PAUSE = 8 << 20
 """While more bytes than this are unsent on a connection, its requests are not read, so that replies do not pile up."""
 ACCEPTS_MAX = 2
 """Connections accepted at a time, each in a tenth of a millisecond. Twisted would accept more at a time under load."""
+NOT_SENT_BYTES = 128 << 10
+"""The system accepts no more while it has this many bytes that it cannot send, because the client does not read. Else
+it would accept megabytes of each reply: in milliseconds, in its own memory, and counted as received by the client."""
 LINGER_SECONDS = 2.0
 """Time that a closed connection waits for its client to close too, so that a reset does not discard the last reply."""
 CROWDED_READ_BYTES = 4096
@@ -502,6 +505,7 @@ class Listener(PacedPort):
 
     def startListening(self) -> None:
         assert self._preexistingSocket is not None
+        self._preexistingSocket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
         self._preexistingSocket.listen(BACKLOG)
         super().startListening()
 

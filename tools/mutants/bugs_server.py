@@ -235,6 +235,14 @@ SERVER: Final = (
         ["tests/server/test_peer_limits.py::test_what_a_client_has_received_is_only_what_the_system_has_accepted"],
     ),
     Mutant(
+        "the-system-accepts-all",
+        "the system accepts little of what a client does not read",
+        "tfmq/server/transport.py",
+        "NOT_SENT_BYTES = 128 << 10\n",
+        "NOT_SENT_BYTES = 128 << 20\n",
+        ["tests/server/test_peer_limits.py::test_the_system_accepts_little_of_what_a_client_does_not_read"],
+    ),
+    Mutant(
         "large-blocks-without-pauses",
         "large blocks for new clients are read with pauses",
         "tfmq/broker/fetch.py",
