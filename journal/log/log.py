@@ -338,6 +338,7 @@ class Log:
         upto: Upto = "forced",
         epoch: int | None = None,
         block_bytes: int = BLOCK_SPAN_MAX,
+        pause: Callable[[], None] | None = None,
     ) -> Chunk:
         """Read whole blocks from the block that contains `offset` on: at most `max_bytes`, but at least one block.
 
@@ -346,9 +347,10 @@ class Log:
         after that epoch, raises CutAway. If a repair has replaced the record at `offset` by a filler, reading continues
         after the filler. Raises BelowStart, BeyondEnd, NotARecord, Corrupt (a damaged range: continue at `.next`),
         OSError, Closed, and TooLarge, without reading it, for a block that is larger than `max_bytes` and
-        `block_bytes`: that of a record above 64 KiB.
+        `block_bytes`: that of a record above 64 KiB. With `pause`, a read of more than 256 KiB is done in slices of
+        that size, and `pause()` is called after each; what it raises ends the read.
         """
-        return self._readable().read(offset, max_bytes, upto == "forced", epoch, False, block_bytes)
+        return self._readable().read(offset, max_bytes, upto == "forced", epoch, False, block_bytes, pause)
 
     def read_cached(
         self,

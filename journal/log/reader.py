@@ -7,8 +7,10 @@ continues at the end of its last chunk needs one disk read. For other offsets, t
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Final
 
 from journal.crc32 import crc32
@@ -20,7 +22,16 @@ from journal.log.segments import SegmentSet, segment_limit
 from journal.record.batch import BLOCK_SIZE_MAX, Chunk
 from journal.record.block import Block, blocks_of, trailer_position
 from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, decode_trailer
-from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, BadRecord, Incomplete, header_positions, records_of
+from journal.record.format import (
+    FLAG_FILLER,
+    HEADER,
+    HEADER_SIZE,
+    LENGTH,
+    BadRecord,
+    Incomplete,
+    header_positions,
+    records_of,
+)
 
 KNOWN_STARTS_MAX: Final = 256
 """Chunk ends remembered per log. If a log has more concurrent readers, some of them must search an index run."""
@@ -30,7 +41,12 @@ PEEK_MORE_BYTES: Final = BLOCK_SIZE_MAX + TRAILER_SIZE
 """Bytes read from a record on to find the end of its block. PEEK_BYTES are read first and suffice for the block of a
 small send. If they do not suffice, PEEK_MORE_BYTES are read, which suffice for most blocks."""
 
-Pread = Callable[[Segment, int, int], bytes | bytearray]
+SLICE_BYTES: Final = 256 << 10
+"""Larger reads are done in slices of this size if the caller pauses after each (`pause` of `LogReader.read`)."""
+
+Data = bytes | bytearray | memoryview
+Pread = Callable[[Segment, int, int], Data]
+PlainPread = Callable[[Segment, int, int], bytes | bytearray]
 RawRead = Callable[[int, int], "bytes | bytearray | None"]
 """`read(offset, size)`: at most `size` bytes, none of the next segment; None if the read would wait for the disk."""
 RawReadContext = AbstractContextManager[RawRead]
@@ -38,6 +54,14 @@ RawReadContext = AbstractContextManager[RawRead]
 
 class WouldBlock(Exception):
     """A read that may use only cached bytes would have to wait for the disk."""
+
+
+class _LargeBlock(Exception):
+    """The wanted block, from offset `start` to `stop`, is one record above RUN_SIZE_MIN. It was not read."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        super().__init__(start, stop)
+        self.start, self.stop = start, stop
 
 
 class LogReader:
@@ -61,6 +85,7 @@ class LogReader:
         epoch: int | None,
         cached: bool,
         block_bytes: int = BLOCK_SPAN_MAX,
+        pause: Callable[[], None] | None = None,
     ) -> Chunk:
         """Read as `Log.read` does. Raises WouldBlock if `cached` and the bytes are not in memory."""
         segment_set = self._segment_set
@@ -70,7 +95,7 @@ class LogReader:
             self._check_damage(offset)
             if offset >= limit:
                 return Chunk(offset, offset, offset, b"")
-            pread = _pread_cached if cached else _pread
+            pread: Pread = _pread_cached if cached else _pread if pause is None else partial(_pread_slices, pause)
             number = segment_set.index_of(offset, segments)
             segment = segments[number]
             if cached and not segment.has_index:
@@ -254,7 +279,12 @@ class LogReader:
         """
         if offset in self._known_starts or self._index_position(segment, offset).position == offset - segment.base:
             return offset, offset
-        block = self._block_at(segment, offset, end, pread, block_bytes)
+        try:
+            block = self._block_at(segment, offset, end, pread, block_bytes, large_at=offset)
+        except _LargeBlock as large:
+            if offset not in (large.start, large.stop - TRAILER_SIZE):
+                raise NotARecord(offset) from None
+            return large.start, offset
         if offset not in _record_starts(block):
             following = _filler_end(block, offset, segment.log_id)
             if following is None:
@@ -289,9 +319,7 @@ class LogReader:
             return stop
         return end
 
-    def _whole_blocks(
-        self, segment: Segment, start: int, end: int, data: bytes | bytearray
-    ) -> tuple[bytes | bytearray, int]:
+    def _whole_blocks(self, segment: Segment, start: int, end: int, data: Data) -> tuple[Data, int]:
         """Return the valid whole blocks of `data`, and the offset of their end. Raises Corrupt if there are none.
 
         `data` was read from offset `start` and is shorter than requested: the file has lost its end. The bytes that are
@@ -311,13 +339,19 @@ class LogReader:
         return data[: position - start], position
 
     def _block_at(
-        self, segment: Segment, offset: int, end: int, pread: Pread, block_bytes: int = BLOCK_SPAN_MAX
+        self,
+        segment: Segment,
+        offset: int,
+        end: int,
+        pread: Pread,
+        block_bytes: int = BLOCK_SPAN_MAX,
+        large_at: int | None = None,
     ) -> Block:
         while True:
             run = segment.base + self._index_position(segment, offset).position
             start = max([run, *(next for _, next, _ in self._segment_set.damage if next <= offset)])
             try:
-                for block in self._walk_blocks(segment, start, end, pread, block_bytes):
+                for block in self._walk_blocks(segment, start, end, pread, block_bytes, large_at):
                     if offset < block.next:
                         return block
             except Corrupt as error:  # if the damage is before `offset`, the search continues after it
@@ -327,11 +361,18 @@ class LogReader:
                 raise Corrupt(segment.path, offset, end, "no block contains this offset")
 
     def _walk_blocks(
-        self, segment: Segment, start: int, end: int, pread: Pread, block_bytes: int = BLOCK_SPAN_MAX
+        self,
+        segment: Segment,
+        start: int,
+        end: int,
+        pread: Pread,
+        block_bytes: int = BLOCK_SPAN_MAX,
+        large_at: int | None = None,
     ) -> Iterator[Block]:
         """Yield the blocks from `start` on, without checking their checksums. Raises Corrupt at the first damage.
 
-        Raises TooLarge at a large record with more than `block_bytes`, after reading its first bytes only.
+        Raises TooLarge at a large record with more than `block_bytes`, after reading its first bytes only. With
+        `large_at`, the block that contains that offset raises _LargeBlock if it is one large record, and no filler.
         """
         size = RUN_SIZE_MIN
         while start < end:
@@ -348,6 +389,10 @@ class LogReader:
                 if start > position:
                     size = RUN_SIZE_MIN
                 else:
+                    if large_at is not None and len(data) == wanted and not HEADER.unpack_from(data)[3] & FLAG_FILLER:
+                        stop = _large_block_end(segment, start, end, pread)
+                        if stop is not None and large_at < stop:
+                            raise _LargeBlock(start, stop) from None
                     first = HEADER_SIZE + LENGTH.unpack_from(data)[0] + TRAILER_SIZE
                     if first > max(block_bytes, RUN_SIZE_MIN):
                         raise TooLarge("the block", first, block_bytes) from None
@@ -386,6 +431,27 @@ def _pread(segment: Segment, size: int, offset: int) -> bytes:
     return segment.pread(size, offset - segment.base)
 
 
+def _pread_slices(pause: Callable[[], None], segment: Segment, size: int, offset: int) -> Data:
+    """Read as `_pread` does. If `size` is above SLICE_BYTES, read slices, and call `pause()` after each."""
+    if size <= SLICE_BYTES:
+        return _pread(segment, size, offset)
+    try:
+        # Pages of such memory are used only when a slice is read into them. A bytearray of this size would be filled
+        # with zeros first, for milliseconds in which no other thread runs.
+        buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(str(error)) from None
+    data, done = memoryview(buffer), 0
+    while done < size:
+        wanted = min(SLICE_BYTES, size - done)
+        count = segment.pread_into(data[done : done + wanted], offset + done - segment.base)
+        done += count
+        if count < wanted:
+            break
+        pause()
+    return data[:done]
+
+
 def _pread_cached(segment: Segment, size: int, offset: int) -> bytes | bytearray:
     data = segment.pread_cached(size, offset - segment.base)
     if data is None:
@@ -409,7 +475,7 @@ def _large_block_end(segment: Segment, start: int, end: int, pread: Pread) -> in
     return stop if (trailer.offset, trailer.size) == (start, size) else None
 
 
-def _block_by_trailer(segment: Segment, offset: int, end: int, pread: Pread) -> Block | None:
+def _block_by_trailer(segment: Segment, offset: int, end: int, pread: PlainPread) -> Block | None:
     """Find the block of the record at `offset` by the next block trailer; None if the trailer or CRC is invalid."""
     size = PEEK_BYTES
     while True:

@@ -154,6 +154,10 @@ class Segment:
         """Return up to `size` bytes from `position`, none after the segment's end. Raises OSError, Closed."""
         return self.file.pread(max(0, min(size, self.size - position)), position)
 
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        """Read as `pread` does, but into `buffer`. Return how many bytes were read."""
+        return self.file.pread_into(buffer[: max(0, self.size - position)], position)
+
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
         """Read as `pread` does, but return None if the read would wait for the disk."""
         return self.file.pread_cached(max(0, min(size, self.size - position)), position)

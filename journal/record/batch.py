@@ -233,4 +233,4 @@ class Chunk(NamedTuple):
     start: int
     skip_to: int
     next: int
-    data: bytes | bytearray
+    data: bytes | bytearray | memoryview

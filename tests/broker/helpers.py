@@ -156,7 +156,9 @@ class Broker:
         self.session = Session()
         self.values = values
         self.random = Randomness()
-        self.engine = RequestHandler(config(**values), self.disk, self.clock, self.run, self.random)
+        self.pauses: list[float] = []
+        """How long workers have paused, in seconds."""
+        self.engine = RequestHandler(config(**values), self.disk, self.clock, self.run, self.random, pause=self.pause)
         self.correlation = 0
         if start:
             self.engine.start()
@@ -168,6 +170,10 @@ class Broker:
             self.jobs.append((work, done))
         else:
             self.do(work, done)
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.clock.advance(seconds)
 
     @staticmethod
     def do(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:

@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from journal.log.log import Log
 from journal.log.segment import Segment
 from journal.record.block import blocks_of
 from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import make_id, make_record, tag_flag, tag_hash
 from tests.broker.helpers import Answer, Broker, Session, payloads_of
-from tfmq.broker.fetch import LARGE_BLOCKS_CREDIT_SECONDS, LARGE_BLOCKS_SHARE, blocks_with
+from tfmq.broker.fetch import (
+    LARGE_BLOCK_BYTES,
+    LARGE_BLOCKS_CREDIT_SECONDS,
+    LARGE_BLOCKS_PAUSE_SECONDS,
+    LARGE_BLOCKS_SHARE,
+    blocks_with,
+)
 from tfmq.limits import FETCH_BYTES_FIRST
 from tfmq.protocol.commands import (
     ACKS_SYNCED,
@@ -189,35 +196,75 @@ def new_fetch(made: Broker, session: Session, offset: int = 0, wait_ms: int = 0)
     return made.ask(Fetch("orders", made.incarnation(), 0, offset, EPOCH_UNKNOWN, 1 << 20, wait_ms), session=session)
 
 
-def work_for(made: Broker, seconds: float) -> None:
-    """The only job takes so long."""
-    work, done = made.jobs.popleft()
-    made.clock.advance(seconds)
-    made.do(work, done)
-    made.engine.broker.end_turn()
-
-
 @pytest.mark.parametrize("cached", [True, False], ids=["cached", "cold"])
-def test_large_blocks_for_new_clients_are_read_in_their_turn_with_pauses(cached: bool) -> None:
+def test_large_blocks_for_new_clients_are_read_in_their_turn_in_slices_with_pauses(
+    cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = queued()
     broker.disk.is_cached = cached
-    sessions, fetches = large_block(broker, 4)
+    slice_seconds = [0.02]
+    read_slice = Segment.pread_into
+
+    def slowly(segment: Segment, buffer: memoryview, position: int) -> int:
+        assert len(buffer) <= LARGE_BLOCK_BYTES
+        broker.clock.advance(slice_seconds[0])
+        return read_slice(segment, buffer, position)
+
+    monkeypatch.setattr(Segment, "pread_into", slowly)
+    sessions, fetches = large_block(broker, 5)
     while cached is False and len(broker.jobs) > 1:
         broker.step(0)  # each finds that its block is large
     assert len(broker.jobs) == 1
     sessions[1].close()
-    work_for(broker, 0.2)
-    assert [answer.done for answer in fetches] == [True, False, False, False]
-    assert len(fetches[0].body) > 1 << 20
-    broker.advance(0.2 / LARGE_BLOCKS_SHARE - LARGE_BLOCKS_CREDIT_SECONDS - 0.3)
+    broker.step()
+    broker.advance(0)
+    assert [answer.code for answer in fetches] == ["ok", "abandoned", "waiting", "waiting", "waiting"]
+    assert broker.pauses == [] and len(fetches[0].body) > 1 << 20
+    broker.step()
+    broker.advance(0)
+    assert fetches[2].body == fetches[0].body
+    due = 0.02 / LARGE_BLOCKS_SHARE
+    pauses = [pause for pause in broker.pauses if pause > 1e-6]  # the clock's values are rounded
+    assert pauses == pytest.approx([6 * due - LARGE_BLOCKS_CREDIT_SECONDS - 6 * 0.02] + 4 * [due - 0.02])
+    slice_seconds[0], broker.pauses[:] = 60.0, []
     broker.work()
-    assert not fetches[2].done
-    broker.advance(0.2)
-    broker.work()
-    assert fetches[1].code == "abandoned"
-    assert [answer.done for answer in fetches] == [True, True, True, False]
+    assert [pause for pause in broker.pauses if pause > 1e-6] == 5 * [LARGE_BLOCKS_PAUSE_SECONDS]
     broker.stop()
-    assert fetches[3].code == "busy"
+    assert fetches[4].code == "busy"
+
+
+def test_after_a_large_block_that_was_read_at_once_there_is_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = queued()
+    read = Log.read
+
+    def at_once(log: Log, *arguments: Any, pause: Any = None, **options: Any) -> Any:
+        broker.clock.advance(1.0)
+        return read(log, *arguments, **options)
+
+    monkeypatch.setattr(Log, "read", at_once)
+    broker.engine.broker.fetches.close()  # as a standby does whose folder was made again
+    _, (fetch,) = large_block(broker, 1)
+    broker.work()
+    assert len(fetch.body) > 1 << 20 and broker.pauses == [LARGE_BLOCKS_PAUSE_SECONDS]
+
+
+@pytest.mark.parametrize(("ends", "code"), [("session", "abandoned"), ("broker", "busy")])
+def test_the_read_of_a_large_block_ends_with_its_client_or_the_broker(ends: str, code: str) -> None:
+    broker = queued()
+    (session,), (fetch,) = large_block(broker, 1)
+    work, done = broker.jobs.popleft()
+    read_slice, slices = Segment.pread_into, list[int]()
+
+    def once(segment: Segment, buffer: memoryview, position: int) -> int:
+        if not slices:
+            session.close() if ends == "session" else broker.engine.broker.stop(lambda: None)
+        slices.append(len(buffer))
+        return read_slice(segment, buffer, position)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Segment, "pread_into", once)
+        broker.do(work, done)
+    assert len(slices) == 1 and fetch.code == code
 
 
 def test_a_client_that_has_received_as_much_does_not_wait_for_its_turn() -> None:

@@ -27,7 +27,7 @@ from tfmq.broker.groups.offsets import GroupOffsetStore, OffsetLocks, Transactio
 from tfmq.broker.partition_dirs import PartitionDirs
 from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.producer_state import ProducerState
-from tfmq.broker.reply import Randomness, Reply, Run, Session, not_done_error, reply_when_done
+from tfmq.broker.reply import Pause, Randomness, Reply, Run, Session, not_done_error, reply_when_done
 from tfmq.broker.retention import Retention
 from tfmq.broker.runtime import Runtime
 from tfmq.broker.schedule_commands import ScheduleCommands
@@ -68,8 +68,9 @@ class Broker(Runtime):
         run: Run,
         randomness: Randomness,
         begin_force: StartFsync | None = None,
+        pause: Pause | None = None,
     ) -> None:
-        super().__init__(config, disk, clock, run, randomness, begin_force)
+        super().__init__(config, disk, clock, run, randomness, begin_force, pause)
         self.started = clock.monotonic()
         self.is_open = False
         self.unknown_folders: list[str] = []

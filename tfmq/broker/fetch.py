@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
@@ -45,9 +45,11 @@ FILTER_BYTES_INLINE: Final = 64 << 10
 LARGE_BLOCK_BYTES: Final = 256 << 10
 """A larger block, if it is also larger than all that its client has received, is read in its turn (`_read_large`)."""
 LARGE_BLOCKS_SHARE: Final = 0.05
-"""Reading such blocks takes at most this share of the time of one worker, counted from LARGE_BLOCKS_CREDIT_SECONDS ago:
-after a while without such reads, some follow each other without a pause."""
+"""Reading such blocks takes at most this share of the time, counted from LARGE_BLOCKS_CREDIT_SECONDS ago: after a while
+without such reads, some slices of them follow each other without a pause."""
 LARGE_BLOCKS_CREDIT_SECONDS: Final = 2.0
+LARGE_BLOCKS_PAUSE_SECONDS: Final = 1.0
+"""Maximum pause after a slice, however long the disk took to read it."""
 
 FilteredRead = tuple[Chunk, list[memoryview] | None]
 """(result of the read, those of its blocks that match the tags of the fetch, or None if the fetch has no tags)."""
@@ -89,15 +91,19 @@ class FetchHandler:
 
     def __init__(self, runtime: Runtime, topics: ReadableTopics, read_executor: BoundedExecutor) -> None:
         self._limits, self._timers = runtime.limits, runtime.timers
+        self._monotonic, self._pause = runtime.clock.monotonic, runtime.pause
         self._topics, self._read_executor = topics, read_executor
         self._short = 0
         """Number of fetches that failed because the broker had no memory for the read."""
         self._large: deque[FetchInProgress] = deque()
         """Fetches that wait for a large block (`_read_large`)."""
         self._is_reading_large = False
-        """Whether a large block is being read, or the pause after that is not over."""
+        """Whether a large block is being read."""
         self._large_until = 0.0
-        """Account of the time of these reads, as a monotonic time: a read of t seconds adds t / LARGE_BLOCKS_SHARE."""
+        """Account of the time of these reads, as a monotonic time: a slice that took t seconds adds t /
+        LARGE_BLOCKS_SHARE. Used by the worker that reads a large block."""
+        self._closes = 0
+        """Number of calls of `close`."""
         self._sessions: dict[Session, dict[int, FetchInProgress]] = {}
         self.parked_count = 0
         self.times = TimeHistogram()
@@ -150,6 +156,7 @@ class FetchHandler:
 
     def close(self) -> None:
         """Reply to all parked fetches with an error, because the broker is stopping."""
+        self._closes += 1
         for waiting in list(self._sessions.values()):
             for poll in list(waiting.values()):
                 self._reply_error(poll, Busy(reply.STOPPING))
@@ -183,10 +190,11 @@ class FetchHandler:
             self._reply_or_park(poll, chunk, None)
 
     @staticmethod
-    def _read_and_filter(poll: FetchInProgress) -> FilteredRead:
+    def _read_and_filter(poll: FetchInProgress, pause: Callable[[], None] | None = None) -> FilteredRead:
         """Read the log, and filter the blocks if the fetch names tags. Runs in a worker."""
-        log = poll.partition.log
-        chunk = log.read(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch, block_bytes=poll.block_bytes)
+        chunk = poll.partition.log.read(
+            poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch, block_bytes=poll.block_bytes, pause=pause
+        )
         return chunk, None if poll.tags is None else _matching_blocks(poll, chunk)
 
     def _read_done(self, poll: FetchInProgress, found: FilteredRead | None, error: BaseException | None) -> None:
@@ -213,26 +221,52 @@ class FetchHandler:
             self._read_large()
 
     def _read_large(self) -> None:
-        """Read the block of the first fetch that waits for a large one, in a worker; later those of the others.
+        """Read the block of the first fetch that waits for a large one, in a worker; after that those of the others.
 
         Otherwise each of many new connections could make the broker read the largest block at once, for a client that
-        may not take it. So there is one such read at a time, and a pause after it.
+        may not take it. So there is one such read at a time, in slices, with pauses: in the milliseconds that a whole
+        block takes, others would be delayed.
         """
         while self._large and self._large[0].session.is_closed:
             self._reply_error(self._large.popleft(), Abandoned())
         self._is_reading_large = bool(self._large)
         if not self._large:
             return
-        poll, began = self._large.popleft(), self._timers.now()
+        poll = self._large.popleft()
+
+        def work() -> FilteredRead:
+            pause = self._pauses_of(poll.session)
+            found = self._read_and_filter(poll, pause)
+            pause()  # for the rest of the work; for all of it if the log reads at once
+            return found
 
         def done(found: FilteredRead | None, error: BaseException | None) -> None:
-            now = self._timers.now()
-            start = max(self._large_until, began - LARGE_BLOCKS_CREDIT_SECONDS)
-            self._large_until = start + (now - began) / LARGE_BLOCKS_SHARE
-            self._timers.after(max(0.0, self._large_until - now), self._read_large)
+            self._timers.after(0.0, self._read_large)  # not here, where each of many could fail inside the other
             self._read_done(poll, found, error)
 
-        self._read_executor.run(partial(self._read_and_filter, poll), done, poll.session)
+        self._read_executor.run(work, done, poll.session)
+
+    def _pauses_of(self, session: Session) -> Callable[[], None]:
+        """Return the function that a worker calls after each slice of a large block that it reads for the session.
+
+        It raises Busy if the broker is stopping, and Abandoned if the session has closed.
+        """
+        began, closes = self._monotonic(), self._closes
+
+        def pause() -> None:
+            nonlocal began
+            if self._closes != closes:
+                raise Busy(reply.STOPPING)
+            if session.is_closed:
+                raise Abandoned()
+            now = self._monotonic()
+            until = max(self._large_until, began - LARGE_BLOCKS_CREDIT_SECONDS) + (now - began) / LARGE_BLOCKS_SHARE
+            self._large_until = min(until, now + LARGE_BLOCKS_PAUSE_SECONDS)
+            if self._large_until > now:
+                self._pause(self._large_until - now)
+            began = self._monotonic()
+
+        return pause
 
     def _reply_or_park(self, poll: FetchInProgress, chunk: Chunk, blocks: list[memoryview] | None) -> None:
         """Reply with the blocks that were read and match the tags. If no block matches, reply without blocks or park.
@@ -364,7 +398,9 @@ def read_error(error: BaseException, partition: ReadablePartition) -> BaseExcept
 LENGTH_FLAG: Final = Struct(">I12xI")
 
 
-def blocks_with(data: bytes | bytearray, wanted: Collection[int], offset: int, log_id: int) -> list[memoryview]:
+def blocks_with(
+    data: bytes | bytearray | memoryview, wanted: Collection[int], offset: int, log_id: int
+) -> list[memoryview]:
     """Return the blocks in `data` that have a record with one of the tag hashes `wanted`; [] if there is none.
 
     `data` has whole blocks, the first at `offset` of the log. Adjacent blocks are returned as one memoryview.

@@ -39,7 +39,14 @@ class ReadableLog(Protocol):
     def end_ordinal(self) -> int: ...
 
     def read(
-        self, offset: int, max_bytes: int, *, upto: Upto = ..., epoch: int | None = ..., block_bytes: int = ...
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        upto: Upto = ...,
+        epoch: int | None = ...,
+        block_bytes: int = ...,
+        pause: Callable[[], None] | None = ...,
     ) -> Chunk: ...
 
     def read_cached(

@@ -25,6 +25,9 @@ Run: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | Non
 broker's thread."""
 
 Randomness: TypeAlias = Callable[[int], bytes]
+
+Pause: TypeAlias = Callable[[float], None]
+"""pause(seconds): lets the thread that calls it wait, like `time.sleep`."""
 """randomness(n): returns n random bytes, like `os.urandom`."""
 
 

@@ -15,7 +15,7 @@ from journal.disk import Disk
 from journal.linux_aio import StartFsync
 from tfmq.broker.broker import Broker
 from tfmq.broker.log_offsets import locate
-from tfmq.broker.reply import STOPPING, Body, Buffers, Randomness, Reply, Run, Session, client_error
+from tfmq.broker.reply import STOPPING, Body, Buffers, Pause, Randomness, Reply, Run, Session, client_error
 from tfmq.broker.startup import start
 from tfmq.config import Config
 from tfmq.errors import NOT_DONE, Busy, NotAllowed, TfmqError, UnknownPartition, UnknownTopic
@@ -37,7 +37,7 @@ class RequestHandler:
     requests for a partition that the server received in one poll are written together.
 
     `begin_force` (`journal.linux_aio.AioFsyncQueue.start`) fsyncs a single file without a worker; it is None if the
-    system does not support that.
+    system does not support that. `pause` (`time.sleep`) is called in workers (`Runtime.pause`).
     """
 
     with_reply: dict[type[Any], Callable[[Any, Reply], None]]
@@ -54,8 +54,9 @@ class RequestHandler:
         run: Run,
         randomness: Randomness,
         begin_force: StartFsync | None = None,
+        pause: Pause | None = None,
     ) -> None:
-        self.broker = Broker(config, disk, clock, run, randomness, begin_force)
+        self.broker = Broker(config, disk, clock, run, randomness, begin_force, pause)
 
     def start(self) -> None:
         """Open the data folder. Called before the server listens. Raises the errors of `tfmq.broker.startup.start`."""

@@ -12,7 +12,7 @@ from journal.filenames import join
 from journal.fsync import Forcer, FsyncTarget, Waiter
 from journal.linux_aio import AioFsync, FsyncCallback, StartFsync
 from tfmq.broker.admission import Backpressure
-from tfmq.broker.reply import Randomness, Run
+from tfmq.broker.reply import Pause, Randomness, Run
 from tfmq.broker.reserve import FullDiskLog
 from tfmq.broker.timers import Timers
 from tfmq.config import Config
@@ -32,6 +32,7 @@ class Runtime:
         run: Run,
         randomness: Randomness,
         begin_force: StartFsync | None = None,
+        pause: Pause | None = None,
     ) -> None:
         self.config, self.disk, self.clock, self.randomness = config, disk, clock, randomness
         self.data = config.server.data
@@ -48,6 +49,8 @@ class Runtime:
         self._ready: set[str] = set()
         self._fsync_requested = False
         self._run = run
+        self.pause: Pause = pause or (lambda seconds: None)
+        """Called in a worker, to let others run for this time (seconds); does nothing where there are no workers."""
 
     def settings(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of the topic `name`. `own` has the settings made for this topic only.

@@ -336,7 +336,9 @@ class Server:
         self._turn = Turn(reactor)
         self._workers = WorkerThreads(reactor, delivered=self._turn.request_end)
         self._fsync = AsyncFsync(reactor, self._turn.request_end)
-        self._request_handler = RequestHandler(config, disk, clock, self._workers.run, randomness, self._fsync.begin)
+        self._request_handler = RequestHandler(
+            config, disk, clock, self._workers.run, randomness, self._fsync.begin, time.sleep
+        )
         self._broker = self._request_handler.broker
         self._is_serving = False
         self._replication = replication = replication_of(config, reactor, disk, clock, randomness, self, self._turn)
@@ -350,6 +352,7 @@ class Server:
                 randomness,
                 reactor.callLater,
                 lambda: replication.folder_version,
+                time.sleep,
             )
         self._listening_http: socket.socket | None = None
         self._recovery_responder: RecoveryResponder | None = None
@@ -501,6 +504,7 @@ class Server:
             replication.run_of(primary, self._workers.run),
             self._randomness,
             replication.begin_force_of(primary, self._fsync.begin),
+            time.sleep,
         )
         self._broker = self._request_handler.broker
         if self.access is not None:

@@ -31,7 +31,7 @@ from tfmq.broker.broker import READ_WORKERS
 from tfmq.broker.fetch import FetchHandler
 from tfmq.broker.log_offsets import locate, ordinal_of
 from tfmq.broker.partition import TOPIC_DELETED
-from tfmq.broker.reply import Body, Randomness, Reply, Run, Session, client_error
+from tfmq.broker.reply import Body, Pause, Randomness, Reply, Run, Session, client_error
 from tfmq.broker.runtime import Runtime
 from tfmq.config import Config
 from tfmq.errors import Busy, UnknownPartition, UnknownTopic
@@ -139,7 +139,9 @@ class StandbyLog:
         upto: Upto = "forced",
         epoch: int | None = None,
         block_bytes: int = BLOCK_SPAN_MAX,
+        pause: Callable[[], None] | None = None,
     ) -> Chunk:
+        """Read as `Log.read` does, but at once, without pauses: other readers wait for the lock."""
         return self._query(lambda log: log.read(offset, max_bytes, epoch, block_bytes))
 
     def seek_offset(self, offset: int) -> int:
@@ -292,7 +294,7 @@ class StandbyReads:
     """Executes the commands `READS` at a standby. All methods are called in the owner's thread.
 
     `version()`: a number that changes when the folder was made from the store again; None while it cannot be read.
-    `run` executes work in workers.
+    `run` executes work in workers, where `pause` is called (`Runtime.pause`).
     """
 
     def __init__(
@@ -304,8 +306,9 @@ class StandbyReads:
         randomness: Randomness,
         call_later: Callable[[float, Callable[[], None]], Any],
         version: Callable[[], int | None],
+        pause: Pause | None = None,
     ) -> None:
-        runtime = Runtime(config, disk, clock, run, randomness)
+        runtime = Runtime(config, disk, clock, run, randomness, pause=pause)
         runtime.is_starting = False
         self._clock, self._run, self._call_later, self._version = clock, run, call_later, version
         self._timers = runtime.timers

@@ -11,7 +11,7 @@ from journal.filenames import segment_name
 from journal.fsck.log_repair import repair
 from journal.log.index import RUN_SIZE_MIN
 from journal.log.log import Log
-from journal.log.reader import KNOWN_STARTS_MAX
+from journal.log.reader import KNOWN_STARTS_MAX, SLICE_BYTES
 from journal.log.readonly import ReadOnlyLog
 from journal.log.segment import Segment
 from journal.record.block import blocks_of
@@ -52,13 +52,44 @@ def test_a_block_above_what_the_caller_allows_is_not_read(cached: bool, monkeypa
     for name in ("pread", "pread_cached"):
         original = getattr(Segment, name)
         monkeypatch.setattr(Segment, name, lambda *ask, original=original: (asked.append(ask[1]), original(*ask))[1])
-    for offset in (start, start + 1):
-        with pytest.raises(TooLarge):
+    for offset, error in ((start, TooLarge), (start + 1, NotARecord), (end - TRAILER_SIZE, TooLarge)):
+        with pytest.raises(error):
             read(offset, 100_000, block_bytes=200_000)
-    assert sum(asked) <= 4 * RUN_SIZE_MIN
+    assert sum(asked) <= 7 * RUN_SIZE_MIN
     chunk = read(start, 100_000, block_bytes=1_100_000)
     assert chunk is not None and (chunk.start, chunk.next) == (start, end)
     assert read(0, 100_000, block_bytes=200_000).next == start  # type: ignore[union-attr]
+    bench.disk.damage(bench.path(segment_name(0)), end - 1, b"\xff\xff")
+    with pytest.raises(TooLarge):
+        read(start + 1, 100_000, block_bytes=200_000)
+
+
+def test_a_large_block_is_read_in_slices_with_a_pause_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.open()
+    bench.send(1)
+    start = bench.log.end_offset
+    bench.send(1, size=4 * SLICE_BYTES)
+    bench.log.force()
+    pauses, sizes = list[str](), list[int]()
+    read_slice = Segment.pread_into
+
+    def counted(segment: Segment, buffer: memoryview, position: int) -> int:
+        sizes.append(len(buffer))
+        return read_slice(segment, buffer, position)
+
+    monkeypatch.setattr(Segment, "pread_into", counted)
+    expected = bench.log.read(start, 1)
+    assert sizes == []
+    chunk = bench.log.read(start, 1, pause=lambda: pauses.append("pause"))
+    assert chunk == expected and len(pauses) == len(sizes) == 5 and max(sizes) == SLICE_BYTES
+
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        bench.log.read(start, 1, pause=stop)
+    assert len(sizes) == 6
 
 
 @pytest.mark.long

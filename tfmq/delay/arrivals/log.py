@@ -190,7 +190,7 @@ def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
     return found
 
 
-def _verified_blocks(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
+def _verified_blocks(log: Log, data: bytes | bytearray | memoryview, start: int) -> Iterator[Block]:
     """Yield the blocks in `data`, read from offset `start`. Raises Corrupt; its range ends where a block may begin."""
     position = 0
     try:
