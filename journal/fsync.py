@@ -4,6 +4,9 @@ The thread that owns the logs calls the Forcer. The fsyncs run in a worker throu
 in any thread and afterwards `done(result, error)` in the owner's thread. Only one round of fsyncs runs at a time;
 requests that come during a round are served by the next one.
 
+Where logs are replicated, a round ends when its fsyncs have ended and what they cover is stored elsewhere, too. The
+next round does not wait for the store: up to ROUNDS_MAX rounds have begun and not ended, and they end in order.
+
 A log is dirty if it may have bytes that are not durable. If one log is dirty, its file is fsynced: by the kernel
 without a worker (`journal.linux_aio`) if the system has AIO and AIO is not slower, else in a worker. If several logs
 are dirty, one `syncfs` makes all of them durable. A failed syncfs does not name the files that lost bytes, and the
@@ -30,6 +33,13 @@ from journal.linux_aio import AioFsync, FsyncCallback, StartFsync
 FsyncMethod = Literal["auto", "fdatasync", "syncfs"]
 Waiter = Callable[[Exception | None], None]
 RunInWorker = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+WhenStored = Callable[[Callable[[], None]], None]
+"""Calls its argument in the owner's thread when something is stored elsewhere."""
+
+ROUNDS_MAX: Final = 4
+"""Maximum rounds that have begun and not ended where logs are replicated. A request waits for the next round to begin,
+and for the store. With one round at a time, the first wait would be as long as the second, with four it is a quarter of
+that. Each round costs a request to the store."""
 
 SLOW_FACTOR: Final = 4.0
 """Method "auto": a syncfs is slow if it takes this many times as long as fsyncs of its files one by one. The likely
@@ -137,7 +147,9 @@ class Forcer:
 
     `anchor_path`: a folder on the file system of all these logs; `syncfs` is called with a handle of this folder.
     `begin` (`AioFsyncQueue.start`): starts an fsync of a single file without a worker; None if the system cannot do
-    that.
+    that. `replicate`: called when a round begins, where logs are replicated; it returns the function that calls its
+    argument once everything that is written now is stored elsewhere, or None if nobody has to wait for that. These
+    calls are made in the order of the rounds. If it raises OSError, the logs of the round are stopped.
     """
 
     def __init__(
@@ -149,16 +161,22 @@ class Forcer:
         method: FsyncMethod = "auto",
         clock: Clock,
         begin: StartFsync | None = None,
+        replicate: Callable[[], WhenStored | None] | None = None,
     ) -> None:
         self._disk = disk
         self._begin = begin
+        self._replicate = replicate
         self._run = run
         self._clock = clock
         self._method = "fdatasync" if method == "auto" and sys.platform != "linux" else method
         self._anchor = None if self._method == "fdatasync" else disk.open_anchor(anchor_path)
         self._waiting: dict[FsyncTarget, list[tuple[int, Waiter]]] = {}
         self._dirty: dict[FsyncTarget, None] = {}
-        self._in_progress: list[FsyncPlan] = []
+        self._is_fsyncing = False
+        self._rounds: deque[list[FsyncPlan]] = deque()
+        """The plans of the rounds that have begun and not ended, the oldest round first."""
+        self._planned: dict[FsyncTarget, FsyncPlan] = {}
+        """The newest plan of each log in `_rounds`, where logs are replicated."""
         self._results: deque[tuple[Waiter, Exception | None]] = deque()
         self._calling_waiters = False
         self._syncfs_speed = _SyncfsSpeed()
@@ -176,8 +194,8 @@ class Forcer:
 
     @property
     def idle(self) -> bool:
-        """True if no fsync is in progress, no log is dirty, and there are no waiters."""
-        return not self._in_progress and not self._waiting and not self._dirty
+        """True if all rounds have ended, no log is dirty, and there are no waiters."""
+        return not self._rounds and not self._waiting and not self._dirty
 
     def want(self, log: FsyncTarget, offset: int, waiter: Waiter, *, start: bool = True) -> None:
         """Call `waiter(None)` once `log` is durable up to `offset`, or `waiter(error)` if the log is stopped before.
@@ -205,7 +223,7 @@ class Forcer:
 
     def flush_all(self, waiter: Waiter) -> None:
         """Fsync every log that is dirty or being fsynced; afterwards call `waiter` with the first error or None."""
-        logs = [*{plan.log: None for plan in self._in_progress} | self._dirty]
+        logs = [*{plan.log: None for plans in self._rounds for plan in plans} | self._dirty]
         left = len(logs) + 1
         failed: list[Exception] = []
 
@@ -223,11 +241,13 @@ class Forcer:
         on_durable(None)
 
     def start(self) -> None:
-        """Start a round of fsyncs if a log is dirty and no round is in progress."""
-        while self._dirty and not self._in_progress:
+        """Start a round of fsyncs if a log is dirty, no fsync is in progress, and not too many rounds have begun."""
+        while self._dirty and not self._is_fsyncing and len(self._rounds) < ROUNDS_MAX:
             logs, self._dirty = self._dirty, {}
             plans: list[FsyncPlan] = []
             for log in logs:
+                if log in self._planned and self._planned[log].end >= log.end_offset:
+                    continue  # A round that has not ended covers all of it, and its end calls the waiters.
                 plan = log.force_plan()
                 if plan is not None:
                     plans.append(plan)
@@ -245,10 +265,20 @@ class Forcer:
             anchor.close()
 
     def _start_round(self, plans: list[FsyncPlan]) -> None:
-        self._in_progress = plans
+        self._is_fsyncing = True
+        self._rounds.append(plans)
         self.forces += 1
+        when_stored = None
+        if self._replicate is not None:
+            try:
+                when_stored = self._replicate()
+            except OSError as error:
+                self._fsynced(plans, [error] * len(plans), None, None)
+                return
+            if when_stored is not None:
+                self._planned.update((plan.log, plan) for plan in plans)
         alone = len(plans) == 1 and self._begin is not None
-        if alone and self._methods.use_kernel() and self._start_in_kernel(plans[0]):
+        if alone and self._methods.use_kernel() and self._start_in_kernel(plans[0], when_stored):
             return
         started_at = self._clock.monotonic()
 
@@ -257,11 +287,11 @@ class Forcer:
             self.times.record(seconds)
             if alone:
                 self._methods.record("worker", seconds)
-            self._complete(plans, results, error)
+            self._fsynced(plans, results, error, when_stored)
 
         self._run(lambda: self._fsync_all(plans), done)
 
-    def _start_in_kernel(self, plan: FsyncPlan) -> bool:
+    def _start_in_kernel(self, plan: FsyncPlan, when_stored: WhenStored | None) -> bool:
         """Start an fsync of one file by the kernel, without a worker. Return False if no fsync was started."""
         started_at = self._clock.monotonic()
 
@@ -271,15 +301,37 @@ class Forcer:
             self._methods.record("kernel", seconds)
             if error is None:
                 self._record_success(plan, started_at)
-            self._complete([plan], [error], None)
+            self._fsynced([plan], [error], None, when_stored)
 
         return self._begin is not None and plan.gate.start(plan.file, self._begin, on_end)
+
+    def _fsynced(
+        self,
+        plans: list[FsyncPlan],
+        results: list[Exception | None] | None,
+        error: BaseException | None,
+        when_stored: WhenStored | None,
+    ) -> None:
+        """End a round whose fsyncs have ended, or start the next one and wait for the store.
+
+        `results`: None if no fsync was made.
+        """
+        self._is_fsyncing = False
+        if when_stored is None:
+            self._complete(plans, results, error)
+        else:
+            self.start()
+            when_stored(lambda: self._complete(plans, results, error))
 
     def _complete(
         self, plans: list[FsyncPlan], results: list[Exception | None] | None, error: BaseException | None
     ) -> None:
-        """Record the results of a round, start the next round, call waiters. `results`: None if no fsync was made."""
-        self._in_progress = []
+        """End the oldest round: record its results, start the next round, call waiters."""
+        self._rounds.popleft()
+        if self._planned:
+            for plan in plans:
+                if self._planned.get(plan.log) is plan:
+                    del self._planned[plan.log]
         if results is None:
             # `error` is from this code or from the worker, not from the disk. As it is unknown what is durable, each
             # log gets an error.

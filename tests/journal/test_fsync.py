@@ -12,7 +12,17 @@ import pytest
 from journal.disk import File, FileReferences
 from journal.errors import BeyondEnd, Closed, Stopped
 from journal.filenames import segment_name
-from journal.fsync import NEVER_CLOSED, PROBE_ROUNDS, SLOW_ROUNDS, SLOW_SECONDS, Forcer, FsyncGate, FsyncMethod
+from journal.fsync import (
+    NEVER_CLOSED,
+    PROBE_ROUNDS,
+    ROUNDS_MAX,
+    SLOW_ROUNDS,
+    SLOW_SECONDS,
+    Forcer,
+    FsyncGate,
+    FsyncMethod,
+    WhenStored,
+)
 from journal.linux_aio import AioFsync, FsyncCallback
 from journal.log.log import Log
 from journal.record.format import make_log_id
@@ -73,11 +83,34 @@ class Kernel:
         running_fsync.callback(running_fsync.error)
 
 
+class Replicas:
+    """`begin_round` for a forcer; the test says what is stored."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self.is_broken = False
+
+    def begin_round(self) -> WhenStored:
+        if self.is_broken:
+            raise OSError(errno.EIO, "not recorded")
+        return self.waiting.append
+
+    def store(self) -> None:
+        """Everything of the oldest round is stored."""
+        self.waiting.pop(0)()
+
+
 class Logs:
     """Several logs on one disk, and their forcer."""
 
     def __init__(
-        self, count: int = 1, *, held: bool = False, method: FsyncMethod = "auto", kernel: Kernel | None = None
+        self,
+        count: int = 1,
+        *,
+        held: bool = False,
+        method: FsyncMethod = "auto",
+        kernel: Kernel | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         self.disk = SimulatedDisk()
         self.clock = SimulatedClock()
@@ -87,8 +120,15 @@ class Logs:
             self.disk.make_folder(f"/data/t-{n}")
             self.logs.append(Log.open(self.disk, f"/data/t-{n}", log_id=make_log_id(5, n), clock=self.clock))
         self.worker = Worker(held=held)
-        begin = kernel.begin if kernel else None
-        self.forcer = Forcer(self.disk, self.worker, anchor_path="/data", method=method, clock=self.clock, begin=begin)
+        self.forcer = Forcer(
+            self.disk,
+            self.worker,
+            anchor_path="/data",
+            method=method,
+            clock=self.clock,
+            begin=kernel.begin if kernel else None,
+            replicate=replicas.begin_round if replicas else None,
+        )
         self.answers: list[tuple[int, Exception | None]] = []
         self.sequences = [0] * count
 
@@ -289,6 +329,71 @@ def test_waiters_of_a_log_that_was_closed_are_answered() -> None:
     logs.logs[0].close()
     logs.worker.go_all()
     assert {n: error is None or isinstance(error, Closed) for n, error in logs.answers} == {0: True, 1: True}
+
+
+@pytest.mark.parametrize("kernel", [None, Kernel()])
+def test_where_logs_are_replicated_a_round_ends_when_it_is_stored_and_does_not_keep_the_next_from_beginning(
+    kernel: Kernel | None,
+) -> None:
+    replicas = Replicas()
+    logs = Logs(held=True, kernel=kernel, replicas=replicas)
+    fsync = logs.worker.go if kernel is None else kernel.go
+    end = logs.send()
+    logs.send()
+    fsync()
+    assert logs.durable(0) and logs.answers == [] and logs.logs[0].forced_offset == 0
+    fsync()
+    assert logs.answers == [] and not logs.forcer.idle
+    replicas.store()
+    assert logs.answers == [(0, None)] and logs.logs[0].forced_offset == end
+    replicas.store()
+    assert logs.answers == [(0, None)] * 2 and logs.forcer.idle
+
+
+def test_a_request_for_what_a_round_covers_begins_no_other_round() -> None:
+    replicas = Replicas()
+    logs = Logs(replicas=replicas)
+    end = logs.send()
+    logs.forcer.want(logs.logs[0], end, logs.waiter(1))
+    logs.forcer.flush_all(logs.waiter(2))
+    assert logs.answers == [] and logs.forcer.forces == 1
+    replicas.store()
+    assert logs.answers == [(0, None), (1, None), (2, None)] and logs.forcer.forces == 1
+
+
+def test_of_the_rounds_that_wait_for_the_store_there_is_a_maximum() -> None:
+    replicas = Replicas()
+    logs = Logs(replicas=replicas)
+    for _ in range(ROUNDS_MAX + 7):
+        logs.send()
+    assert logs.forcer.forces == len(replicas.waiting) == ROUNDS_MAX
+    replicas.store()
+    assert logs.answers == [(0, None)] and logs.forcer.forces == ROUNDS_MAX + 1
+    while replicas.waiting:
+        replicas.store()
+    assert logs.answers == [(0, None)] * (ROUNDS_MAX + 7) and logs.forcer.forces == ROUNDS_MAX + 1
+
+
+def test_a_failed_fsync_does_not_fail_the_rounds_before_it_that_wait_for_the_store() -> None:
+    replicas = Replicas()
+    logs = Logs(replicas=replicas)
+    logs.send()
+    logs.disk.faults.fail("force", path="t-0/")
+    for _ in range(2):
+        logs.send()
+    while replicas.waiting:
+        replicas.store()
+    assert logs.answers[0] == (0, None)
+    assert [type(error) for _, error in logs.answers[1:]] == [Stopped] * 2
+    assert logs.forcer.idle
+
+
+def test_what_the_replicas_cannot_get_is_an_error_to_all_waiting_callers() -> None:
+    replicas = Replicas()
+    logs = Logs(replicas=replicas)
+    replicas.is_broken = True
+    logs.send()
+    assert [type(error) for _, error in logs.answers] == [Stopped] and logs.forcer.idle
 
 
 def test_auto_fsyncs_one_by_one_for_a_while_where_strangers_slow_syncfs_down() -> None:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from journal.disk import File, FileReferences
+from journal.fsync import Forcer, FsyncGate, FsyncPlan
 from journal.testing import SimulatedDisk
 from tfmq.replication.entry_writer import store_entry
 from tfmq.replication.errors import Deposed, StoreUnavailable
@@ -316,9 +318,12 @@ class Broker:
         self.file.truncate(len(whole) * RECORD_BYTES)
         self.numbers = list(map(int, whole))
         self.check()
-        self.run = (
-            StoredJobs(disk, primary.writer, server.run_job).run if server.world.settings.is_sync else server.run_job
-        )
+        run, clock = server.run_job, server.world.clock
+        jobs = StoredJobs(disk, primary.writer, run) if server.world.settings.is_sync else None
+        self.run = run if jobs is None else jobs.run
+        replicate = None if jobs is None else jobs.begin_round
+        self.forcer = Forcer(disk, run, anchor_path=FOLDER, method="fdatasync", clock=clock, replicate=replicate)
+        self.log = NumbersLog(self)
         self.is_serving = False
         # What the start has found counts only when it is stored and durable.
         self.file.force()
@@ -348,6 +353,10 @@ class Broker:
         if number not in self.numbers:
             self.file.pwritev([b"%0*d" % (RECORD_BYTES, number)], len(self.numbers) * RECORD_BYTES)
             self.numbers.append(number)
+        if number % 2:
+            # As messages are fsynced; the others are as what a worker does, such as a new topic.
+            self.forcer.want(self.log, len(self.numbers), lambda error: None if self.is_closed or error else acked())
+            return
 
         def force() -> int:
             count = len(self.numbers)
@@ -361,6 +370,39 @@ class Broker:
                 acked()
 
         self.run(force, done)
+
+
+class NumbersLog:
+    """The file of a `Broker`, as its `Forcer` knows it. Offsets are counts of numbers."""
+
+    stopped: str | None = None
+    sealed = False
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._gate = FsyncGate(FileReferences())
+        self.forced_offset = 0
+
+    @property
+    def file(self) -> File:
+        return self._broker.file
+
+    @property
+    def end(self) -> int:
+        return self.end_offset
+
+    @property
+    def end_offset(self) -> int:
+        return len(self._broker.numbers)
+
+    def force_plan(self) -> FsyncPlan | None:
+        end = self.end_offset
+        return FsyncPlan(self, self._gate, self, end) if self.forced_offset < end else None
+
+    def force_done(self, plan: FsyncPlan, error: Exception | None) -> None:
+        assert error is None and plan.end >= self.forced_offset
+        self.forced_offset = plan.end
+        self._broker.server.world.seen |= set(self._broker.numbers[: plan.end])
 
 
 class Client:

@@ -156,7 +156,7 @@ def test_an_old_copy_of_the_primary_s_folder_takes_nothing_back() -> None:
     server.kill()
     server.disk = copy
     server.start()
-    world.run(30)
+    world.run(120)  # it reads more than a thousand entries one after the other, and waits for a lease
     assert server.errors == [] and client.number > acked
     assert any("deposed" in name for name in server.disk.list("/srv/data/replica"))
 

@@ -29,7 +29,7 @@ from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.producer_state import ProducerState
 from tfmq.broker.reply import Pause, Randomness, Reply, Run, Session, not_done_error, reply_when_done
 from tfmq.broker.retention import Retention
-from tfmq.broker.runtime import Runtime
+from tfmq.broker.runtime import Replicas, Runtime
 from tfmq.broker.schedule_commands import ScheduleCommands
 from tfmq.broker.topic_admin import TopicAdmin
 from tfmq.broker.topics import Topic, Topics, describe_topic, stop_reason
@@ -69,8 +69,9 @@ class Broker(Runtime):
         randomness: Randomness,
         begin_force: StartFsync | None = None,
         pause: Pause | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
-        super().__init__(config, disk, clock, run, randomness, begin_force, pause)
+        super().__init__(config, disk, clock, run, randomness, begin_force, pause, replicas)
         self.started = clock.monotonic()
         self.is_open = False
         self.unknown_folders: list[str] = []

@@ -16,6 +16,7 @@ from journal.linux_aio import StartFsync
 from tfmq.broker.broker import Broker
 from tfmq.broker.log_offsets import locate
 from tfmq.broker.reply import STOPPING, Body, Buffers, Pause, Randomness, Reply, Run, Session, client_error
+from tfmq.broker.runtime import Replicas
 from tfmq.broker.startup import start
 from tfmq.config import Config
 from tfmq.errors import NOT_DONE, Busy, NotAllowed, TfmqError, UnknownPartition, UnknownTopic
@@ -37,7 +38,8 @@ class RequestHandler:
     requests for a partition that the server received in one poll are written together.
 
     `begin_force` (`journal.linux_aio.AioFsyncQueue.start`) fsyncs a single file without a worker; it is None if the
-    system does not support that. `pause` (`time.sleep`) is called in workers (`Runtime.pause`).
+    system does not support that. `pause` (`time.sleep`) is called in workers (`Runtime.pause`). `replicas`: if
+    replies wait until the data is stored elsewhere, too.
     """
 
     with_reply: dict[type[Any], Callable[[Any, Reply], None]]
@@ -55,8 +57,9 @@ class RequestHandler:
         randomness: Randomness,
         begin_force: StartFsync | None = None,
         pause: Pause | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
-        self.broker = Broker(config, disk, clock, run, randomness, begin_force, pause)
+        self.broker = Broker(config, disk, clock, run, randomness, begin_force, pause, replicas)
 
     def start(self) -> None:
         """Open the data folder. Called before the server listens. Raises the errors of `tfmq.broker.startup.start`."""

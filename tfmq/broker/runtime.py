@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from journal.clock import Clock
 from journal.disk import Disk, File
 from journal.filenames import join
-from journal.fsync import Forcer, FsyncTarget, Waiter
+from journal.fsync import Forcer, FsyncTarget, Waiter, WhenStored
 from journal.linux_aio import AioFsync, FsyncCallback, StartFsync
 from tfmq.broker.admission import Backpressure
 from tfmq.broker.reply import Pause, Randomness, Run
 from tfmq.broker.reserve import FullDiskLog
 from tfmq.broker.timers import Timers
 from tfmq.config import Config
+
+
+class Replicas(Protocol):
+    """What the broker needs to know of the replication of its data folder, if its replies wait for the store."""
+
+    def run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Run `work` in a worker; call `done` with its result when all that it has fsynced is stored, too."""
+
+    def begin_round(self) -> WhenStored:
+        """Let everything that is written now be stored, and return the function that waits for that."""
 
 
 class Runtime:
@@ -33,6 +43,7 @@ class Runtime:
         randomness: Randomness,
         begin_force: StartFsync | None = None,
         pause: Pause | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         self.config, self.disk, self.clock, self.randomness = config, disk, clock, randomness
         self.data = config.server.data
@@ -48,7 +59,10 @@ class Runtime:
         self.begin_force = None if begin_force is None else partial(self._start_fsync, begin_force)
         self._ready: set[str] = set()
         self._fsync_requested = False
-        self._run = run
+        self._run = run if replicas is None else replicas.run
+        self._run_unreplicated = run
+        self._replicas = replicas
+        self.replicate = None if replicas is None else self._begin_round
         self.pause: Pause = pause or (lambda seconds: None)
         """Called in a worker, to let others run for this time (seconds); does nothing where there are no workers."""
 
@@ -66,13 +80,26 @@ class Runtime:
 
     def run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work` in a worker. Running jobs are counted, so that `Broker.stop` can wait for their end."""
+        self._run_counted(self._run, work, done)
+
+    def run_unreplicated(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """As `run`, for jobs whose results do not wait for the replicas."""
+        self._run_counted(self._run_unreplicated, work, done)
+
+    def _run_counted(
+        self, run: Run, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
         self.running_jobs += 1
 
         def ended(result: Any, error: BaseException | None) -> None:
             self.running_jobs -= 1
             done(result, error)
 
-        (run_immediately if self.is_starting else self._run)(work, ended)
+        (run_immediately if self.is_starting else run)(work, ended)
+
+    def _begin_round(self) -> WhenStored | None:
+        """Return the function that waits until everything that is written now is stored; None during a start."""
+        return None if self.is_starting or self._replicas is None else self._replicas.begin_round()
 
     def _start_fsync(self, begin: StartFsync, file: File, completed: FsyncCallback) -> AioFsync | None:
         """Start an fsync of `file` by Linux AIO, without a worker; `completed` is called with its result.

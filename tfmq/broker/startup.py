@@ -123,11 +123,12 @@ def create_forcer(broker: Broker) -> None:
     # The forcer opens its handle for syncfs before the first write, because syncfs reports only errors of later writes.
     broker.forcer = Forcer(
         broker.disk,
-        broker.run,
+        broker.run_unreplicated,
         anchor_path=broker.data,
         method=broker.config.flush.method,
         clock=broker.clock,
         begin=broker.begin_force,
+        replicate=broker.replicate,
     )
 
 

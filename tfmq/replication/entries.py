@@ -125,8 +125,11 @@ def encode_entry(
     kind: EntryKind, position: Position, time_ms: int, body: Sequence[bytes | bytearray | memoryview], count: int = 0
 ) -> bytes:
     """Return the bytes of an entry. `body`: its parts; `count`: how many operations are in it."""
-    data = b"".join((HEADER.pack(MAGIC, FORMAT, kind, *position, time_ms, count), *body))
-    return b"".join((data, CRC.pack(crc32(data))))
+    parts = (HEADER.pack(MAGIC, FORMAT, kind, *position, time_ms, count), *body)
+    checksum = 0
+    for part in parts:
+        checksum = crc32(part, checksum)
+    return b"".join((*parts, CRC.pack(checksum)))
 
 
 def decode_entry(data: bytes, position: Position) -> Entry:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from journal.clock import Clock
+from journal.fsync import WhenStored
 from tfmq.replication.entries import CUT_BYTES, EntryKind, Position, handover_key
 from tfmq.replication.entry_writer import EntryWriter
 from tfmq.replication.errors import ReplicationError
@@ -55,6 +56,10 @@ class StoredJobs:
             return work(), self._disk.take_forced()
 
         self._run(job, partial(self._ended, done))
+
+    def begin_round(self) -> WhenStored:
+        """Cut what is recorded so far; return the function that waits until that is stored. Raises OSError."""
+        return partial(self._writer.when_stored, self._disk.cut())
 
     def _ended(self, done: Done, result: tuple[Any, int | None] | None, error: BaseException | None) -> None:
         if result is None:

@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from journal.clock import Clock
-from journal.disk import Disk, File, Lock
+from journal.disk import Disk, Lock
 from journal.filenames import LOCK_NAME, join
-from journal.linux_aio import AioFsync, FsyncCallback, StartFsync
+from journal.linux_aio import StartFsync
 from tfmq.broker.catalog import write_version
 from tfmq.config import Config
 from tfmq.data_dir import META_NAME
@@ -24,7 +23,7 @@ from tfmq.protocol.commands import ACKS_REPLICATED, ACKS_SYNCED, ROLE_PRIMARY
 from tfmq.replication.entry_writer import WINDOW
 from tfmq.replication.errors import Deposed, InvalidObject, StoreRefused, StoreUnavailable
 from tfmq.replication.primary import Primary, Settings, StoredJobs
-from tfmq.replication.recording_disk import RecordingFile
+from tfmq.replication.recording_disk import unwrap
 from tfmq.replication.replica import Replica
 from tfmq.replication.stores.open_store import open_store, probe
 from tfmq.server.reactor import Turn, WorkerThreads
@@ -211,34 +210,15 @@ class Replication:
         """How long a stop waits for the store."""
         return max(STOP_SECONDS_MIN, self._config.replicate.lease_seconds)
 
-    # Wrappers for a broker whose results wait for the store
+    # What a broker on a primary's disk is given
 
-    def run_of(self, primary: Primary, run: Callable[..., None]) -> Callable[..., None]:
-        """Return the `run` for a broker on `primary.disk`."""
-        return StoredJobs(primary.disk, primary.writer, run).run if self.is_sync else run
+    def replicas_of(self, primary: Primary, run: Callable[..., None]) -> StoredJobs | None:
+        """Return what a broker on `primary.disk` waits with; None if it waits for its own disk only."""
+        return StoredJobs(primary.disk, primary.writer, run) if self.is_sync else None
 
-    def begin_force_of(self, primary: Primary, begin: StartFsync | None) -> StartFsync | None:
-        """Return the function that starts an fsync of a file of `primary.disk` in the kernel; None without `begin`."""
-        if begin is None:
-            return None
-        disk, writer = primary.disk, primary.writer
-
-        def start(file: File, completed: FsyncCallback) -> AioFsync | None:
-            if not isinstance(file, RecordingFile):
-                return begin(file, completed)
-            number = disk.begin_force()
-            if not self.is_sync:
-                return begin(file.inner, completed)
-
-            def ended(error: OSError | None) -> None:
-                if error is not None:
-                    completed(error)
-                else:
-                    writer.when_stored(number, partial(completed, None))
-
-            return begin(file.inner, ended)
-
-        return start
+    def begin_force_of(self, begin: StartFsync | None) -> StartFsync | None:
+        """Return what starts an fsync of a file of a primary's disk in the kernel; None without `begin`."""
+        return None if begin is None else lambda file, completed: begin(unwrap(file), completed)
 
     @property
     def is_sync(self) -> bool:

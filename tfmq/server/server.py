@@ -501,10 +501,11 @@ class Server:
             self.config,
             primary.disk,
             self._clock,
-            replication.run_of(primary, self._workers.run),
+            self._workers.run,
             self._randomness,
-            replication.begin_force_of(primary, self._fsync.begin),
+            replication.begin_force_of(self._fsync.begin),
             time.sleep,
+            replication.replicas_of(primary, self._workers.run),
         )
         self._broker = self._request_handler.broker
         if self.access is not None:

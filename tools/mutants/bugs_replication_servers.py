@@ -9,6 +9,8 @@ from tools.mutants.mutant import Mutant
 SIMULATION: Final = "tests/replication/test_simulation.py"
 WRITER: Final = "tests/replication/test_entry_writer.py"
 RANDOM: Final = f"{SIMULATION}::test_random_courses_lose_and_double_nothing"
+ROUNDS: Final = "tests/journal/test_fsync.py"
+_FSYNC: Final = "journal/fsync.py"
 _PRIMARY: Final = "tfmq/replication/primary.py"
 _WRITER: Final = "tfmq/replication/entry_writer.py"
 _REPLICA: Final = "tfmq/replication/replica.py"
@@ -89,6 +91,46 @@ REPLICATION_SERVERS: Final = (
         "        elif result[1] is None:\n",
         "        elif True:\n",
         [RANDOM],
+    ),
+    Mutant(
+        "a-round-of-fsyncs-ends-before-it-is-stored",
+        "messages are answered as replicated when they are in the store",
+        _FSYNC,
+        "        if when_stored is None:\n            self._complete(",
+        "        if True:\n            self._complete(",
+        [ROUNDS],
+    ),
+    Mutant(
+        "a-round-of-fsyncs-waits-for-another-one-s-messages",
+        "a round waits for what was written before it began",
+        _PRIMARY,
+        "        return partial(self._writer.when_stored, self._disk.cut())\n",
+        "        return partial(self._writer.when_stored, self._writer.stored_number)\n",
+        [RANDOM],
+    ),
+    Mutant(
+        "a-round-of-fsyncs-waits-for-the-store-before-the-next-begins",
+        "the store's latency does not keep the next round from beginning",
+        _FSYNC,
+        "            self.start()\n            when_stored(",
+        "            when_stored(",
+        [ROUNDS],
+    ),
+    Mutant(
+        "a-repeated-request-begins-a-round-of-its-own",
+        "what a round covers is not fsynced again",
+        _FSYNC,
+        "                if log in self._planned and self._planned[log].end >= log.end_offset:\n",
+        "                if False:\n",
+        [ROUNDS],
+    ),
+    Mutant(
+        "any-number-of-rounds-waits-for-the-store",
+        "a slow store gathers the messages of many requests",
+        _FSYNC,
+        "        while self._dirty and not self._is_fsyncing and len(self._rounds) < ROUNDS_MAX:\n",
+        "        while self._dirty and not self._is_fsyncing:\n",
+        [ROUNDS],
     ),
     Mutant(
         "an-entry-counts-although-one-below-is-missing",
