@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 import tfmq.replication.primary as primary_module
@@ -144,6 +146,32 @@ def test_an_async_primary_serves_without_its_store_and_stores_a_snapshot_of_what
     world.run(15)
     assert len(primary_of(servers).broker.numbers) >= count - 40  # type: ignore[union-attr]
     assert [each.errors for each in servers] == [[], [], []]
+
+
+def test_a_standby_that_falls_behind_says_so_in_its_status_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    world, servers, _ = make(9, count=2)
+    world.settings = world.settings._replace(lease_seconds=600.0)
+    world.run(10)
+    server = next(each for each in servers if each.primary is None)
+    replica = server.replica
+    assert replica is not None and replica.status("sync")["behind_seconds"] < 1
+    server.is_cut_off = True
+    world.run(10)
+    assert replica.status("sync")["behind_seconds"] > 8 and "cannot be reached" in replica.status("sync")["trouble"]
+    assert "cannot be read, and is looked for again" in caplog.text
+    server.is_cut_off = False
+    world.run(60)
+    assert (replica.status("sync")["behind_seconds"], replica.status("sync")["trouble"]) == (0.0, "")
+    server.freeze()
+    world.run(20)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        server.thaw()
+        world.run(60)
+    assert [text.partition(":")[0] for text in caplog.messages if "this standby" in text] == [
+        "this standby is 20 s behind",
+        "this standby has caught up with the primary",
+    ]
 
 
 def test_an_old_copy_of_the_primary_s_folder_takes_nothing_back() -> None:

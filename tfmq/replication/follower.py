@@ -24,6 +24,10 @@ AHEAD: Final = 4
 """Maximum entries that are read before they can be applied, while this server is behind."""
 AHEAD_BYTES: Final = 16 << 20
 """No further entry is read while so many bytes wait to be applied."""
+SILENCE_SECONDS: Final = 2.0
+"""A standby whose store has not answered for this time says that it is behind: nobody knows how far."""
+LATE_SECONDS: Final = 5.0
+"""A standby that is behind by this is in the log."""
 
 
 class Poll(NamedTuple):
@@ -80,8 +84,21 @@ class Follower:
         self._pause_seconds = PAUSE_SECONDS
         self.is_behind = False
         """Whether the last look found an entry, so that there may be more."""
+        self.trouble = ""
+        """Why the last look has failed; "" if it has not."""
+        self._answered_at = clock.monotonic()
+        """When the last look began that the store has answered, in monotonic seconds."""
+        self._is_late = False
         self._life = 0
         """Counts the continuations that were followed, so that results of reads before the last one are ignored."""
+
+    @property
+    def behind_seconds(self) -> float:
+        """How much older than now the folder is, by the clocks of both servers; 0 if the store has nothing newer."""
+        if self.is_behind and self.time_ms:
+            return max(0.0, (self._clock.wall_ms() - self.time_ms) / 1000)
+        silent = self._clock.monotonic() - self._answered_at
+        return silent if silent > SILENCE_SECONDS else 0.0
 
     def start(self) -> None:
         self._read_from(self.position.slot + 1)
@@ -142,12 +159,21 @@ class Follower:
         self._reading.discard(slot)
         is_next = slot == self.position.slot + 1
         if isinstance(error, ReplicationError):
+            if is_next and str(error) != self.trouble:
+                self.trouble = str(error)
+                key = entry_key(self.position._replace(slot=slot))
+                logger.error("%s cannot be read, and is looked for again: %s", key, error)
             self._look_later(is_next)
-        elif error is not None:
+            return
+        if error is not None:
             self._fail(error)
-        elif data is None:
+            return
+        if is_next:
+            self._note_answer(asked)
+        if data is None:
             if is_next:
                 self.is_behind = False
+                self._tell_lag()
                 self._polled(Poll(asked, self._clock.monotonic(), False))
                 self._look_later(is_next)
         else:
@@ -157,6 +183,24 @@ class Follower:
                 self.is_behind, self._pause_seconds = self._pause_seconds == PAUSE_SECONDS, PAUSE_SECONDS
                 self._polled(Poll(asked, self._clock.monotonic(), True))
                 self._apply_next()
+
+    def _note_answer(self, asked: float) -> None:
+        self._answered_at = asked
+        if self.trouble:
+            self.trouble = ""
+            logger.info("the store %s works again", self._store.name)
+
+    def _tell_lag(self) -> None:
+        """Say in the log that this server has fallen behind, and that it has caught up."""
+        seconds = self.behind_seconds
+        if seconds >= LATE_SECONDS and not self._is_late:
+            self._is_late = True
+            logger.warning(
+                "this standby is %.0f s behind: it was away, or changes come faster than it applies", seconds
+            )
+        elif self._is_late and not self.is_behind:
+            self._is_late = False
+            logger.info("this standby has caught up with the primary")
 
     def _look_later(self, is_next: bool) -> None:
         # What was read ahead and was not there is read again when it is the next one.
@@ -200,6 +244,7 @@ class Follower:
         else:
             self.position, self.time_ms = entry.position, entry.time_ms
             self.applied_bytes += size
+            self._tell_lag()
             if entry.kind == EntryKind.BASE:
                 self._is_paused = True
                 self._rebased(entry.position)

@@ -158,6 +158,7 @@ class Replica:
     def status(self, mode: str) -> dict[str, Any]:
         """Return the map `replication` of the reply to STATUS; docs/protocol.md describes its keys."""
         position, stored, behind_bytes, behind_seconds = self._state.position, 0, 0, 0.0
+        trouble = self.trouble
         if self.primary is not None:
             writer = self.primary.writer
             position, stored = writer.position, writer.stored_slot
@@ -166,8 +167,8 @@ class Replica:
         elif self._follower is not None:
             position = self._follower.position
             stored = position.slot
-            if self._follower.time_ms and self._follower.is_behind:
-                behind_seconds = max(0.0, (self._clock.wall_ms() - self._follower.time_ms) / 1000)
+            behind_seconds = self._follower.behind_seconds
+            trouble = trouble or self._follower.trouble
         return {
             "role": self.role,
             "mode": mode,
@@ -179,7 +180,7 @@ class Replica:
             "since_ms": self._since_ms,
             "store": self._store.name,
             "primary": self.primary_address,
-            "trouble": self.trouble,
+            "trouble": trouble,
         }
 
     @property

@@ -10,6 +10,7 @@ SIMULATION: Final = "tests/replication/test_simulation.py"
 WRITER: Final = "tests/replication/test_entry_writer.py"
 RANDOM: Final = f"{SIMULATION}::test_random_courses_lose_and_double_nothing"
 ROUNDS: Final = "tests/journal/test_fsync.py"
+BEHIND: Final = f"{SIMULATION}::test_a_standby_that_falls_behind_says_so_in_its_status_and_in_the_log"
 _FSYNC: Final = "journal/fsync.py"
 _PRIMARY: Final = "tfmq/replication/primary.py"
 _WRITER: Final = "tfmq/replication/entry_writer.py"
@@ -91,6 +92,22 @@ REPLICATION_SERVERS: Final = (
         "        elif result[1] is None:\n",
         "        elif True:\n",
         [RANDOM],
+    ),
+    Mutant(
+        "a-standby-without-its-store-claims-to-have-everything",
+        "a standby that falls behind says so",
+        _FOLLOWER,
+        "        return silent if silent > SILENCE_SECONDS else 0.0\n",
+        "        return 0.0\n",
+        [BEHIND],
+    ),
+    Mutant(
+        "a-standby-that-falls-behind-is-not-in-the-log",
+        "a standby that falls behind says so",
+        _FOLLOWER,
+        "        if seconds >= LATE_SECONDS and not self._is_late:\n",
+        "        if False:\n",
+        [BEHIND],
     ),
     Mutant(
         "a-round-of-fsyncs-ends-before-it-is-stored",
