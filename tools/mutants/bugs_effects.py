@@ -355,8 +355,8 @@ STARTS: Final = (
         "start-waits-for-workers",
         "a start does itself what would otherwise run in a worker",
         "tfmq/broker/runtime.py",
-        "        (run_immediately if self.is_starting else self._run)(work, ended)\n",
-        "        self._run(work, ended)\n",
+        "        (run_immediately if self.is_starting else run)(work, ended)\n",
+        "        run(work, ended)\n",
         [DECIDED],
     ),
     Mutant(
