@@ -153,8 +153,8 @@ class Report:
     scrapes: dict[str, int] = field(default_factory=dict)
     processes: dict[str, dict[str, float]] = field(default_factory=dict)
     """By role: memory and descriptors, with their slopes."""
-    series: dict[str, list[tuple[int, float, int]]] = field(default_factory=dict)
-    """By role: (minute, memory in MB, descriptors), the last sample of each minute."""
+    series: dict[str, list[tuple[int, int, float, int]]] = field(default_factory=dict)
+    """By role: (process id, minute, memory in MB, descriptors), the last sample of each minute of each process."""
     disk: dict[str, float] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     verdict: str = ""
@@ -820,8 +820,10 @@ class Rig:
         for role, samples in list(self.watcher.samples.items()):
             figures = summarize(list(samples), self.warm_up, self.age)
             report.processes[role] = {name: round(value, 2) for name, value in figures.items()}
-            minutes = {int(each.at // 60): each for each in list(samples)}
-            report.series[role] = [(at, round(each.memory_mb, 1), each.descriptors) for at, each in minutes.items()]
+            minutes = {(each.life, int(each.at // 60)): each for each in list(samples)}
+            report.series[role] = [
+                (life, at, round(each.memory_mb, 1), each.descriptors) for (life, at), each in sorted(minutes.items())
+            ]
         disk = list(self.watcher.disk)
         if disk:
             report.disk = {"mb_max": round(max(disk), 1), "mb_last": round(disk[-1], 1), "mb_cap": DISK_CAP_BYTES / 1e6}
