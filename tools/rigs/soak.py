@@ -104,6 +104,13 @@ GROWTH_MAX: Final = 0.05
 """A process is flat if its slope, over the time that was measured, is less than this part of its mean, ..."""
 GROWTH_MB_MIN: Final = 3.0
 """... or less than this: allocators keep memory in pieces of about that size."""
+RETURNED_MEMORY: Final = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+}
+"""Environment of the clients. By default, glibc keeps up to some MB that a process has freed, and more of it the more
+often a large block was freed. With these fixed limits it returns it, so what grows is what the client keeps."""
 DESCRIPTORS_MAX: Final = 8.0
 """A process is flat if its descriptors grow by no more during the time that was measured."""
 SLOPE_SECONDS_MIN: Final = 300.0
@@ -275,7 +282,11 @@ class Client:
         self.log = self._rig.folder / f"{self.role}{self.number}.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._program(self.name, path), stdout=log, stderr=log, preexec_fn=terminate_with_parent()
+                self._program(self.name, path),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **RETURNED_MEMORY},
+                preexec_fn=terminate_with_parent(),
             )
         self.begun = time.monotonic()
         self.frozen_until = 0.0
