@@ -37,9 +37,10 @@ format: setup ## rewrite the code in the house's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Two workers, as most tests wait for processes and disks: it halves the time. A file's tests stay together.
+# Three workers for two cores, as most tests wait for processes and disks. A file's tests stay together, and the
+# files come in the order of tests/conftest.py.
 test: setup system ## the tests, with a seeded fraction of each count
-	TFMQ_TEST_SCALE=$${TFMQ_TEST_SCALE:-0.03} $(BIN)/python -m pytest tests -n 2 --dist loadfile
+	TFMQ_TEST_SCALE=$${TFMQ_TEST_SCALE:-0.03} $(BIN)/python -m pytest tests -n 3 --dist loadfile --no-loadscope-reorder
 
 # Three workers, as these tests wait for half of their time, and in the order of the folders: with the files of
 # few tests at the end, the longest test of all would begin last and run alone. A failed test does not keep the

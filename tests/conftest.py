@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.scale import FRACTION, LONG_ONE_IN, SCALE, SEED, seeded
 from tests.sound_folders import watched
 
 TESTS = Path(__file__).parent
+SPARK = "tests/spark/"
 CANNOT_BE_HAD = "cannot be had here:"
 
 STATE = pytest.StashKey[TemporaryDirectory[str]]()
@@ -87,15 +89,33 @@ def import_tests(start: float) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave most tests that are marked `long` to `make test-long`; a seeded few of them run in `make test`.
 
-    A run of named files or tests has all of them.
+    Each is drawn by its own name, so that another test changes nothing for it. The tests with Spark come first, then
+    the files of those that are drawn: at the end of the run no worker waits for a long one. A run of named files or
+    tests has all of them.
     """
     if SCALE > FRACTION or any("::" in argument or argument.endswith(".py") for argument in config.args):
         return
-    long = sorted(item.nodeid for item in items if item.get_closest_marker("long"))
-    drawn = set(seeded("long").sample(long, -(-len(long) // LONG_ONE_IN)))
-    left = {nodeid for nodeid in long if nodeid not in drawn}
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
-    items[:] = [item for item in items if item.nodeid not in left]
+    long = [item for item in items if item.get_closest_marker("long")]
+    left = {item for item in long if seeded("long", item.nodeid).randrange(LONG_ONE_IN)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    first = {item.path for item in long if item not in left}
+    items[:] = sorted(
+        (item for item in items if item not in left),
+        key=lambda item: (not item.nodeid.startswith(SPARK), item.path not in first),
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """All tests with Spark in one worker: a JVM in each worker would take longer than it saves."""
+    return Files(config, log) if SCALE <= FRACTION and config.getvalue("dist") == "loadfile" else None
+
+
+class Files(LoadFileScheduling):
+    """The tests of a file stay together, and so do those of the folder with Spark."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK if nodeid.startswith(SPARK) else nodeid.split("::", 1)[0]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

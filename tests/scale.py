@@ -7,7 +7,7 @@ SCALE = float(os.environ.get("TFMQ_TEST_SCALE", "1"))
 FRACTION = 0.1
 """Up to here a run is one of `make test`'s kind."""
 LONG_ONE_IN = 12
-"""`make test` runs one of so many tests that are marked `long`."""
+"""`make test` runs about one of so many tests that are marked `long`."""
 SEED = int(os.environ.get("TFMQ_TEST_SEED", "20261121"))
 
 
