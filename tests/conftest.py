@@ -134,6 +134,14 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return Authority(tmp_path_factory.mktemp("certificates"))
 
 
+@pytest.fixture
+def impatient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of this process report after a tenth of a second, not after two, that no server listens."""
+    from tfmq.client.connection.connection import ClientConnection
+
+    monkeypatch.setitem(ClientConnection.__init__.__kwdefaults__, "first_connect_timeout", 0.1)
+
+
 @pytest.fixture(autouse=True)
 def _folders_are_sound() -> Generator[None]:
     with watched():

@@ -11,9 +11,10 @@ LONG_ONE_IN = 12
 SEED = int(os.environ.get("TFMQ_TEST_SEED", "20261121"))
 
 
-def scaled(count: int) -> int:
-    """`count` times the scale of this run, at least 1."""
-    return max(1, int(count * SCALE))
+def scaled(count: int, short: int | None = None) -> int:
+    """`count` times the scale of this run, at least 1, and in a run of `make test`'s kind at most `short`."""
+    found = max(1, int(count * SCALE))
+    return found if short is None or SCALE > FRACTION else min(found, short)
 
 
 def seeded(*names: object) -> random.Random:

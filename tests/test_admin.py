@@ -91,6 +91,7 @@ def test_how_the_broker_is(admin: tfmq.Admin) -> None:
     assert admin.status()["partitions"] >= 0
 
 
+@pytest.mark.usefixtures("impatient_clients")
 def test_a_missing_broker_is_reported() -> None:
     with tfmq.Admin("127.0.0.1:1") as admin, pytest.raises(ConnectionFailed, match="start tfmq-server"):
         admin.ping()
