@@ -8,7 +8,7 @@ STAMP := .venv/.complete
 # Where bytecode is not written, each server and client that a test starts compiles the whole product again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system demo check format test test-long bench docs site packages clean
+.PHONY: help setup system demo check check-types check-users check-docs format test test-long bench docs site packages clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -27,8 +27,15 @@ demo: setup ## the first run: send, kill -9 in the middle, restart, count
 check: setup ## format, lint, types, import contracts, docs and their site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-users check-types check-docs
+
+check-types:
 	$(BIN)/mypy journal tfmq pyspark_tfmq tools
+
+check-users:
 	$(BIN)/python -m tools.check_types
+
+check-docs:
 	$(BIN)/lint-imports --config setup.cfg
 	$(BIN)/python tools/generate_docs.py --check
 	$(BIN)/python -m tools.docs_site
