@@ -8,7 +8,7 @@ STAMP := .venv/.complete
 # Where bytecode is not written, each server and client that a test starts compiles the whole product again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system demo check format test test-long bench docs site packages clean
+.PHONY: help setup system demo check check-types check-users check-docs format test test-long bench docs site packages clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -27,8 +27,15 @@ demo: setup ## the first run: send, kill -9 in the middle, restart, count
 check: setup ## format, lint, types, import contracts, docs and their site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-users check-types check-docs
+
+check-types:
 	$(BIN)/mypy journal tfmq pyspark_tfmq tools
+
+check-users:
 	$(BIN)/python -m tools.check_types
+
+check-docs:
 	$(BIN)/lint-imports --config setup.cfg
 	$(BIN)/python tools/generate_docs.py --check
 	$(BIN)/python -m tools.docs_site
@@ -37,9 +44,10 @@ format: setup ## rewrite the code in the house's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Two workers, as most tests wait for processes and disks: it halves the time. A file's tests stay together.
+# Three workers for two cores, as most tests wait for processes and disks. A file's tests stay together, and the
+# files come in the order of tests/conftest.py.
 test: setup system ## the tests, with a seeded fraction of each count
-	TFMQ_TEST_SCALE=$${TFMQ_TEST_SCALE:-0.03} $(BIN)/python -m pytest tests -n 2 --dist loadfile
+	TFMQ_TEST_SCALE=$${TFMQ_TEST_SCALE:-0.03} $(BIN)/python -m pytest tests -n 3 --dist loadfile --no-loadscope-reorder
 
 # Three workers, as these tests wait for half of their time, and in the order of the folders: with the files of
 # few tests at the end, the longest test of all would begin last and run alone. A failed test does not keep the

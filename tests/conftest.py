@@ -4,18 +4,25 @@ With CI=true a skipped test is a failure, unless its reason begins with "cannot 
 should have brought is never missing silently.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Generator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.scale import FRACTION, LONG_ONE_IN, SCALE, SEED, seeded
 from tests.sound_folders import watched
 
+TESTS = Path(__file__).parent
+SPARK = "tests/spark/"
 CANNOT_BE_HAD = "cannot be had here:"
 
 STATE = pytest.StashKey[TemporaryDirectory[str]]()
@@ -47,18 +54,68 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.timeout = SECONDS_MAX
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Take what the collection has made out of the garbage collection.
+
+    It is some million objects that stay until the end. Each full collection would visit them all: a test that
+    collects would take half a second for it.
+    """
+    gc.disable()
+    try:
+        if worker := getattr(session.config, "workerinput", None):
+            import_tests(int(worker["workerid"].removeprefix("gw")) / worker["workercount"])
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+def import_tests(start: float) -> None:
+    """Import all test modules, those behind the fraction `start` of them first.
+
+    Before the first run there is no bytecode of them, and pytest takes half a minute to rewrite their assertions.
+    Workers that begin at different places read what the others have written. What cannot be imported is reported by
+    the collection.
+    """
+    paths = sorted(TESTS.rglob("test_*.py"))
+    first = int(len(paths) * start)
+    for path in paths[first:] + paths[:first]:
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave most tests that are marked `long` to `make test-long`; a seeded few of them run in `make test`.
 
-    A run of named files or tests has all of them.
+    Each is drawn by its own name, so that another test changes nothing for it. The tests with Spark come first, then
+    the files of those that are drawn: at the end of the run no worker waits for a long one. A run of named files or
+    tests has all of them.
     """
     if SCALE > FRACTION or any("::" in argument or argument.endswith(".py") for argument in config.args):
         return
-    long = sorted(item.nodeid for item in items if item.get_closest_marker("long"))
-    drawn = set(seeded("long").sample(long, -(-len(long) // LONG_ONE_IN)))
-    left = {nodeid for nodeid in long if nodeid not in drawn}
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
-    items[:] = [item for item in items if item.nodeid not in left]
+    long = [item for item in items if item.get_closest_marker("long")]
+    left = {item for item in long if seeded("long", item.nodeid).randrange(LONG_ONE_IN)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    first = {item.path for item in long if item not in left}
+    items[:] = sorted(
+        (item for item in items if item not in left),
+        key=lambda item: (not item.nodeid.startswith(SPARK), item.path not in first),
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """All tests with Spark in one worker: a JVM in each worker would take longer than it saves."""
+    return Files(config, log) if SCALE <= FRACTION and config.getvalue("dist") == "loadfile" else None
+
+
+class Files(LoadFileScheduling):
+    """The tests of a file stay together, and so do those of the folder with Spark."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK if nodeid.startswith(SPARK) else nodeid.split("::", 1)[0]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -75,6 +132,14 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from tests.certificates import Authority
 
     return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def impatient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of this process report after a tenth of a second, not after two, that no server listens."""
+    from tfmq.client.connection.connection import ClientConnection
+
+    monkeypatch.setitem(ClientConnection.__init__.__kwdefaults__, "first_connect_timeout", 0.1)
 
 
 @pytest.fixture(autouse=True)

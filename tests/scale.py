@@ -7,13 +7,14 @@ SCALE = float(os.environ.get("TFMQ_TEST_SCALE", "1"))
 FRACTION = 0.1
 """Up to here a run is one of `make test`'s kind."""
 LONG_ONE_IN = 12
-"""`make test` runs one of so many tests that are marked `long`."""
+"""`make test` runs about one of so many tests that are marked `long`."""
 SEED = int(os.environ.get("TFMQ_TEST_SEED", "20261121"))
 
 
-def scaled(count: int) -> int:
-    """`count` times the scale of this run, at least 1."""
-    return max(1, int(count * SCALE))
+def scaled(count: int, short: int | None = None) -> int:
+    """`count` times the scale of this run, at least 1, and in a run of `make test`'s kind at most `short`."""
+    found = max(1, int(count * SCALE))
+    return found if short is None or SCALE > FRACTION else min(found, short)
 
 
 def seeded(*names: object) -> random.Random:

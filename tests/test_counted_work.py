@@ -19,6 +19,8 @@ ATTEMPTS = 3
 """Other load of the machine only adds work: timers and heartbeats of longer waits. A real excess is found each time."""
 SLACK = {"calls": 1.03, "system calls": 1.2, "allocations": 1.1, "bytes": 1.1}
 SLACK_OF_WAITING = {"calls": 1.25, "system calls": 2.0, "allocations": 1.25, "bytes": 1.25}
+SLACK_OF_MEBIBYTE = 4.0
+"""Of the system calls that take in 1 MiB: on a busy machine it comes in smaller pieces, with a wait for each."""
 SLACK_OF_IDLE = 2.0
 """A second has four turns without work, or some more."""
 IDLE_SYSTEM_CALLS = 30
@@ -58,6 +60,8 @@ def test_no_operation_costs_more_than_recorded(kind: str) -> None:
 
 def allowed(name: str, work: str, recorded: float) -> float:
     slack = SLACK[work] if name.endswith("written") else SLACK_OF_WAITING[work]
+    if name == "fetch of 1 MiB" and work == "system calls":
+        slack = SLACK_OF_MEBIBYTE
     if name == counted_work.IDLE:
         slack = SLACK_OF_IDLE
         if work == "system calls":

@@ -321,7 +321,7 @@ def test_making_one_touches_no_network() -> None:
     producer.close()
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("impatient_clients")
 def test_no_broker_is_reported_in_a_sentence() -> None:
     producer = Producer("127.0.0.1:1")
     with pytest.raises(ConnectionFailed, match="start tfmq-server"):

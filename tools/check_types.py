@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -65,37 +66,39 @@ def tutorials(scratch: Path) -> Iterator[Programs]:
             yield Programs(page.stem, scratch / page.stem, tuple(name for name, _ in files))
 
 
-def said(programs: Programs) -> list[str]:
-    """What the checkers have against them; nothing, if all is well."""
-    found = []
-    for checker, *options in CHECKERS:
-        if not (programs.folder / "mypy.ini").exists():
-            options = ["--config-file=" if option.startswith("--config") else option for option in options]
-        command = [sys.executable, "-m", checker, *options, *programs.files]
-        done = subprocess.run(
-            command,
-            cwd=programs.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            found.append(f"{checker} of {programs.name}:\n{done.stdout}{done.stderr}")
-    return found
+def said(checker: str, options: Sequence[str], programs: Programs) -> str:
+    """What the checker has against them; nothing, if all is well."""
+    if not (programs.folder / "mypy.ini").exists():
+        options = ["--config-file=" if option.startswith("--config") else option for option in options]
+    done = subprocess.run(
+        [sys.executable, "-m", checker, *options, *programs.files],
+        cwd=programs.folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        return f"{checker} of {programs.name}:\n{done.stdout}{done.stderr}"
+    print(f"{checker} of {programs.name}: {len(programs.files)} files, no complaints", flush=True)
+    return ""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0 if nobody complains."""
-    with tempfile.TemporaryDirectory() as scratch:
-        for programs in [examples(), *tutorials(Path(scratch))]:
-            if arguments and not any(word in programs.name for word in arguments):
-                continue
-            complaints = said(programs)
-            if complaints:
-                print("\n".join(complaints))
-                return 1
-            print(f"types of {programs.name}: {len(programs.files)} files, no complaints")
-    return 0
+    """The exit code: 0 if nobody complains. One checker runs beside the other."""
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(len(CHECKERS)) as pool:
+        chosen = [
+            programs
+            for programs in [examples(), *tutorials(Path(scratch))]
+            if not arguments or any(word in programs.name for word in arguments)
+        ]
+
+        def said_of_all(checker: tuple[str, ...]) -> list[str]:
+            return [said(checker[0], checker[1:], programs) for programs in chosen]
+
+        complaints = [text for each in pool.map(said_of_all, CHECKERS) for text in each if text]
+        for complaint in complaints:
+            print(complaint)
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":

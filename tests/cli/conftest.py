@@ -100,7 +100,9 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def offline(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Cli:
+def offline(
+    capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, impatient_clients: None
+) -> Cli:
     """The command line without a broker."""
     monkeypatch.setenv("TFMQ_SERVERS", "127.0.0.1:1")
 

@@ -29,7 +29,7 @@ from journal.record.format import HEADER, HEADER_SIZE, records_of
 from journal.testing import SimulatedClock, SimulatedDisk
 from journal.testing.memory_disk import SimulatedFolder, walk_tree
 from tests.broker.helpers import DATA, Broker, after
-from tests.scale import SCALE, seeded
+from tests.scale import SCALE, scaled, seeded
 from tfmq.broker.data_repair import repair_data, verify_data
 from tfmq.protocol import commands
 from tfmq.server import main
@@ -585,8 +585,7 @@ def repaired_at_once(lived: Life, files: Files, unrepaired: View | None) -> None
         require(not gone, f"repair at once: {len(gone)} of {place} that were served are gone: {list(gone)[:1]}")
 
 
-CHOSEN_MIN: Final = 40
-TRAILERS_MIN: Final = 24
+SHORT: Final = 12
 """Cells of a short run."""
 
 
@@ -594,8 +593,7 @@ TRAILERS_MIN: Final = 24
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 def test_every_damage_is_served_around_or_refused_and_repaired(ending: str, caplog: pytest.LogCaptureFixture) -> None:
     every = list(cells(ending))
-    count = max(CHOSEN_MIN, int(len(every) * SCALE))
-    examine_all(every, min(count, len(every)), ending, caplog)
+    examine_all(every, scaled(len(every), SHORT), ending, caplog)
 
 
 @pytest.mark.long
@@ -604,8 +602,7 @@ def test_a_flipped_bit_in_any_field_of_a_trailer_costs_no_message(
     ending: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     every = list(trailer_cells(ending))
-    count = max(TRAILERS_MIN, int(len(every) * SCALE))
-    examine_all(every, min(count, len(every)), ending, caplog)
+    examine_all(every, scaled(len(every), SHORT), ending, caplog)
 
 
 @pytest.mark.long

@@ -99,6 +99,7 @@ def test_a_store_that_is_not_there_is_reported_and_not_made(tmp_path: Path) -> N
         Desk("nosuch://x")
 
 
+@pytest.mark.usefixtures("impatient_clients")
 def test_sending_needs_a_broker_and_leaves_all_as_it_was(desk: Desk) -> None:
     with pytest.raises(ConnectionFailed):
         desk.redrive(Wish())

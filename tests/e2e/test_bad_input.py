@@ -134,10 +134,11 @@ def test_something_else_answers_there(other: Any, words: str) -> None:
         assert f"{address} is taken: an HTTP server answers there" in refused.sentence
 
 
+@pytest.mark.usefixtures("impatient_clients")
 def test_a_port_that_takes_connections_and_says_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(connection, "HELLO_TIMEOUT_SECONDS", 2.5)
+    monkeypatch.setattr(connection, "HELLO_TIMEOUT_SECONDS", 0.5)
     with neighbour(neighbours.silent) as address:
         assert main.run(["status", "--servers", address]) == 3
     said = capsys.readouterr()

@@ -186,6 +186,7 @@ def test_stop_from_another_thread_ends_a_waiting_loop(server: Server, sender: Se
         assert consumer.poll(5.0) == []
 
 
+@pytest.mark.usefixtures("impatient_clients")
 def test_a_closed_port_is_reported_in_one_sentence() -> None:
     with Consumer("127.0.0.1:1", topics="x") as consumer, pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1"):
         consumer.poll(10.0)

@@ -10,7 +10,7 @@ import pytest
 import tfmq
 from tests import paths
 from tfmq.testing.broker import SimulatedBroker
-from tools.check_types import Programs, said
+from tools.check_types import CHECKERS, Programs, said
 
 WRONG = """
 import tfmq
@@ -62,6 +62,7 @@ def test_the_one_with_twisted_runs_in_a_reactor(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_wrong_program_is_refused_by_both_checkers(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(WRONG)
-    complaints = said(Programs("wrong", tmp_path, ("wrong.py",)))
+    programs = Programs("wrong", tmp_path, ("wrong.py",))
+    complaints = [said(checker, options, programs) for checker, *options in CHECKERS]
     assert [words.split()[0] for words in complaints] == ["mypy", "pyright"]
     assert all("nmuber" in words for words in complaints)

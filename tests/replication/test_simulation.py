@@ -189,7 +189,7 @@ def test_an_old_copy_of_the_primary_s_folder_takes_nothing_back() -> None:
     assert any("deposed" in name for name in server.disk.list("/srv/data/replica"))
 
 
-COURSES = [(seed, True) for seed in range(scaled(2000))] + [(seed, False) for seed in range(scaled(500))]
+COURSES = [(seed, True) for seed in range(scaled(2000, 20))] + [(seed, False) for seed in range(scaled(500, 5))]
 
 
 @pytest.mark.parametrize(("seed", "is_sync"), COURSES)

@@ -8,15 +8,15 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
-from twisted.internet.testing import StringTransport
 from twisted.internet.threads import deferToThreadPool
 
 from journal.clock import SystemClock
@@ -223,11 +223,45 @@ class FakeServer:
         self.context = NO_BROKER
 
 
-def connected() -> tuple[FakeServer, Any]:
+class FakeTransport:
+    """A connection that its other end never closes.
+
+    Twisted's own one loads twisted.trial, and pytest then reads Twisted's version from the disk at every test.
+    """
+
+    client = ("127.0.0.1", 1)
+    disconnected = disconnecting = False
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.send: Any = None
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writeSequence(self, parts: Iterable[bytes]) -> None:
+        self.written += b"".join(parts)
+
+    def value(self) -> bytes:
+        return bytes(self.written)
+
+    def abortConnection(self) -> None:
+        self.disconnected = True
+
+    def getPeer(self) -> IPv4Address:
+        return IPv4Address("TCP", *self.client)
+
+    getHost = getPeer
+
+    def registerProducer(self, producer: object, streaming: bool) -> None: ...
+    def unregisterProducer(self) -> None: ...
+    def loseConnection(self) -> None: ...
+    def setTcpNoDelay(self, enabled: bool) -> None: ...
+
+
+def connected() -> tuple[FakeServer, FakeTransport]:
     """A channel on a connection that is never closed by the other end; (its server, its transport)."""
-    server, transport = FakeServer(), StringTransport()
-    transport.client = ("127.0.0.1", 1)
-    transport.abortConnection = lambda: setattr(transport, "disconnected", True)
+    server, transport = FakeServer(), FakeTransport()
     channel = _Channel(server)  # type: ignore[arg-type]
     channel.makeConnection(transport)
     transport.send = channel.dataReceived

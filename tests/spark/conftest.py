@@ -18,8 +18,9 @@ SECONDS = 300
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """More time for the tests of this folder that do not say themselves how much they need."""
+    folder = f"{Path(__file__).parent}/"
     for item in items:
-        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+        if str(item.path).startswith(folder) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SECONDS))
 
 

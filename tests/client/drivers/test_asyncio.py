@@ -94,6 +94,7 @@ def test_timers_and_flags() -> None:
     play(story)
 
 
+@pytest.mark.usefixtures("impatient_clients")
 def test_nothing_there_is_reported() -> None:
     async def story(client: Client, broker: FakeBroker) -> None:
         with pytest.raises(ConnectionFailed, match="Nothing listens"):

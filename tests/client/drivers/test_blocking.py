@@ -255,6 +255,7 @@ def test_a_broken_connection_is_made_anew(client: Client, broker: FakeBroker) ->
     assert client.link.connection_count == 3
 
 
+@pytest.mark.usefixtures("impatient_clients")
 def test_nothing_there_is_reported_in_a_sentence() -> None:
     client = Client("127.0.0.1:1")
     started = time.monotonic()
