@@ -40,6 +40,7 @@ class Rig:
         self.failing = 0
         """How many of the next puts fail; `took_effect`: although the object is stored."""
         self.took_effect = False
+        self.error: Exception = StoreUnavailable("the network is down")
         self.writer = EntryWriter(
             self,  # type: ignore[arg-type]
             self,
@@ -62,7 +63,7 @@ class Rig:
             self.failing -= 1
             if self.took_effect:
                 self.objects.setdefault(key, data)
-            raise StoreUnavailable("the network is down")
+            raise self.error
         if key in self.objects:
             return False
         self.objects[key] = data
@@ -140,10 +141,13 @@ def test_at_most_a_window_of_puts_is_under_way_and_the_rest_becomes_one_entry(ri
     assert len(bodies) < WINDOW + 5 and b"".join(bodies) == b"".join(b"%d," % n for n in range(WINDOW + 5))
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable("the network is down"), MemoryError("of the network")])
 @pytest.mark.parametrize("took_effect", [False, True])
-def test_a_put_that_failed_is_repeated_whether_or_not_it_had_an_effect(rig: Rig, took_effect: bool) -> None:
+def test_a_put_that_failed_is_repeated_whether_or_not_it_had_an_effect(
+    rig: Rig, took_effect: bool, error: Exception
+) -> None:
     told: list[int] = []
-    rig.failing, rig.took_effect = 1, took_effect
+    rig.failing, rig.took_effect, rig.error = 1, took_effect, error
     rig.writer.when_stored(rig.record(b"one"), lambda: told.append(1))
     rig.complete()
     assert told == [] and "network" in rig.writer.trouble and rig.deposed == []

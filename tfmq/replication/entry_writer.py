@@ -182,6 +182,7 @@ class EntryWriter:
         """Forget what was taken and is not under way, because a BASE will follow. `hold` was called."""
         self.unstored_bytes -= sum(body.size_bytes for body in self._bodies)
         self._bodies.clear()
+        self._marks.clear()
 
     def pump(self) -> None:
         """Store what the recorder has closed. Called whenever that may have changed."""
@@ -237,15 +238,15 @@ class EntryWriter:
     def _ended(self, entry: Unstored, is_stored: bool | None, error: BaseException | None) -> None:
         if self._is_ended:
             return
-        if isinstance(error, ReplicationError):
+        if error is not None:
+            # Also an error that nobody has foreseen: without a further put, this server would never learn of its end.
             self._failures += 1
-            if str(error) != self._last_error:
-                self._last_error = str(error)
-                logger.error("%s cannot be stored, and is tried again: %s", entry_key(entry.position), error)
+            reason = str(error) if isinstance(error, ReplicationError) else repr(error)
+            if reason != self._last_error:
+                self._last_error = reason
+                logger.error("%s cannot be stored, and is tried again: %s", entry_key(entry.position), reason)
             pause = min(RETRY_SECONDS_MAX, RETRY_SECONDS * 2 ** min(self._failures, 10))
             self._call_later(pause, partial(self._start_put, entry))
-        elif error is not None:
-            raise error
         elif not is_stored:
             self.stop()
             self._deposed(Deposed(f"{entry_key(entry.position)} was stored by another server"))
