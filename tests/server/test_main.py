@@ -10,6 +10,7 @@ import socket
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,7 +20,7 @@ from tests.server.wire import Process, Wire, running
 from tfmq.config import Config, load
 from tfmq.errors import ConfigError, NotAllowed
 from tfmq.protocol import commands
-from tfmq.server.main import _announce, exit_code, main, notify_systemd, reload, startup_sentence
+from tfmq.server.main import _announce, _stop, exit_code, main, notify_systemd, reload, startup_sentence
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
@@ -336,3 +337,11 @@ def test_a_wrong_configuration_is_wrong_usage() -> None:
 
 def test_a_mistake_of_ours_keeps_its_traceback() -> None:
     assert startup_sentence(ZeroDivisionError(), "/data") is None
+
+
+def test_a_primary_that_learns_during_its_stop_that_its_term_has_ended_stops(tmp_path: Path) -> None:
+    ended: list[bool] = []
+    service: Any = SimpleNamespace(on_restart=None)
+    service.stop = lambda done: service.on_restart("another server is primary")
+    _stop(SimpleNamespace(stop=lambda: ended.append(True)), service, str(tmp_path), "SIGTERM")
+    assert ended == [True]

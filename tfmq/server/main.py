@@ -323,6 +323,7 @@ def _stop(reactor: Any, service: Server, data: str, why: str) -> None:
     logger.info("stopping on %s", why)
     remove_address(data)
     notify_systemd("STOPPING=1")
+    service.on_restart = lambda reason: reactor.stop()  # a primary may learn only now that its term has ended
     service.stop(reactor.stop)
 
 
