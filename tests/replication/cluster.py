@@ -23,6 +23,7 @@ from tfmq.replication.entry_writer import store_entry
 from tfmq.replication.errors import Deposed, StoreUnavailable
 from tfmq.replication.primary import Primary, Settings, StoredJobs
 from tfmq.replication.replica import Replica
+from tfmq.replication.snapshot import FolderSource
 from tfmq.replication.store import StoredObject
 from tfmq.replication.terms import PutNew
 from tfmq.testing.clock import VirtualClock
@@ -184,6 +185,18 @@ class Server:
             return
         self.replica.start()
 
+    def stop(self, keep: str = "everything", at_end: Callable[[], None] = lambda: None) -> None:
+        """Stop as on SIGTERM; then the process ends, or with another `keep` the power is lost."""
+        assert self.replica is not None
+        if self.broker is not None:
+            self.broker.is_closed = True
+        ended: list[bool] = []
+        self.replica.stop(lambda: ended.append(True))
+        while not ended:
+            self.world.run(0.01)
+        at_end()
+        self.kill(keep)
+
     def kill(self, keep: str = "some") -> None:
         """Lose power; with "everything", only the process ends."""
         self.life += 1
@@ -282,6 +295,12 @@ class Server:
         self.is_running = False
 
 
+def content_of(server: Server) -> dict[str, bytes]:
+    """Return the bytes of the replicated files, by path."""
+    source = FolderSource(server.disk, FOLDER)
+    return {f"{FOLDER}/{file.path}": server.disk.read_file(f"{FOLDER}/{file.path}") for file in source.files}
+
+
 def make_folders(disk: SimulatedDisk) -> None:
     for folder in ("/srv", FOLDER):
         disk.make_folder(folder)
@@ -325,6 +344,7 @@ class Broker:
         self.forcer = Forcer(disk, run, anchor_path=FOLDER, method="fdatasync", clock=clock, replicate=replicate)
         self.log = NumbersLog(self)
         self.is_serving = False
+        primary.has_broker = True
         # What the start has found counts only when it is stored and durable.
         self.file.force()
         disk.force_folder(FOLDER)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
 import tfmq.replication.primary as primary_module
-from tests.replication.cluster import Client, Server, World
+from tests.replication.cluster import FOLDER, LOG, Client, Server, World, content_of
 from tests.scale import scaled
+from tfmq.replication.entries import Position
+from tfmq.replication.errors import StoreUnavailable
+from tfmq.replication.follower import Follower
+from tfmq.replication.local_state import LocalStateFile
+from tfmq.replication.operations import OperationApplier
 from tfmq.replication.replica import Replica
+from tfmq.replication.snapshot import Snapshotter
 
 
 def make(seed: int, count: int = 3, heartbeat: float = 1.0, **options: float) -> tuple[World, list[Server], Client]:
@@ -187,6 +194,243 @@ def test_an_old_copy_of_the_primary_s_folder_takes_nothing_back() -> None:
     world.run(120)  # it reads more than a thousand entries one after the other, and waits for a lease
     assert server.errors == [] and client.number > acked
     assert any("deposed" in name for name in server.disk.list("/srv/data/replica"))
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, method: str) -> list[int]:
+    """Let the next call of a method of `Snapshotter` do its work, and lose the answer. The list is empty after it."""
+    original, left = getattr(Snapshotter, method), [1]
+
+    def failing(*arguments: Any) -> Any:
+        result = original(*arguments)
+        if left:
+            left.pop()
+            raise StoreUnavailable("once")
+        return result
+
+    monkeypatch.setattr(Snapshotter, method, failing)
+    return left
+
+
+@pytest.mark.parametrize("method", ["upload", "store_manifest"])
+def test_what_was_recorded_before_a_base_is_not_stored_after_it(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    monkeypatch.setattr(primary_module, "BACKLOG_BYTES_MAX", 1_000)
+    world, servers, client = make(7, is_sync=False)
+    world.run(10)
+    primary = primary_of(servers)
+    left = fail_once(monkeypatch, method)
+    world.is_down = True
+    world.run(30)
+    world.is_down = False
+    while left:
+        world.run(0.01)
+    assert primary.primary is not None
+    primary.primary.disk.create(f"{FOLDER}/new").close()  # it would be created twice
+    world.run(5)
+    client.pause = 1e9
+    world.run(5)
+    assert [each.replica.trouble for each in servers if each.replica is not None] == ["", "", ""]
+    assert {content_of(each) == content_of(primary) for each in servers} == {True}
+
+
+def test_a_base_is_not_waited_for_in_unbounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primary_module, "BACKLOG_BYTES_MAX", 1_000)
+    world, servers, client = make(7, is_sync=False)
+    world.run(10)
+    primary = primary_of(servers).primary
+    assert primary is not None
+    file = primary.disk.create(f"{FOLDER}/changed")
+    upload, left = Snapshotter.upload, [3]
+
+    def upload_slowly(*arguments: Any) -> Any:
+        content = upload(*arguments)
+        if left[0]:
+            left[0] -= 1
+            file.pwritev([bytes([left[0]]) * 3_000], 0)  # meanwhile
+            primary.disk.cut()
+        return content
+
+    monkeypatch.setattr(Snapshotter, "upload", upload_slowly)
+    world.is_down = True
+    world.run(30)
+    world.is_down = False
+    while not primary.may_end_cleanly:
+        world.run(0.01)
+        assert primary.unstored_bytes < 2_000
+    client.pause = 1e9
+    world.run(5)
+    assert left == [0] and {content_of(each) == content_of(primary_of(servers)) for each in servers} == {True}
+
+
+def test_a_server_that_stops_before_its_base_is_stored_stores_it_at_its_next_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(primary_module, "BACKLOG_BYTES_MAX", 1_000)
+    world, servers, client = make(7, is_sync=False)
+    world.run(10)
+    primary = primary_of(servers)
+    world.is_down = True
+    world.run(30)
+    world.is_down = False
+    world.run(0.2)
+    assert primary.primary is not None and not primary.primary.may_end_cleanly
+    written = content_of(primary)
+    primary.stop()
+    assert content_of(primary)[LOG].startswith(written[LOG])
+    primary.start()
+    world.run(5)
+    client.pause = 1e9
+    world.run(5)
+    assert primary_of(servers) is primary
+    assert {content_of(each) == content_of(primary) for each in servers} == {True}
+
+
+def test_a_server_that_is_stopped_during_its_recovery_stores_what_that_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, servers, client = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    assert primary.primary is not None
+    primary.primary.has_broker = False  # it recovers
+    primary.stop(at_end=lambda: primary.disk.write_file(f"{FOLDER}/late", b"recovered"))
+    primary.start()
+    world.run(5)
+    client.pause = 1e9
+    world.run(5)
+    assert primary_of(servers) is primary and content_of(standby) == content_of(primary)
+
+
+@pytest.mark.parametrize("is_primary", [True, False])
+def test_a_power_failure_after_a_stop_takes_nothing_back_that_the_other_server_has(is_primary: bool) -> None:
+    world, servers, client = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    assert primary.primary is not None
+    primary.primary.disk.create(f"{FOLDER}/new").close()  # its name is not fsynced
+    world.run(3)
+    (primary if is_primary else standby).stop(keep="nothing")
+    (primary if is_primary else standby).start()
+    world.run(10)
+    client.pause = 1e9
+    world.run(5)
+    assert f"{FOLDER}/new" in content_of(primary) and content_of(standby) == content_of(primary)
+
+
+def test_a_primary_whose_folder_was_repaired_goes_on_with_it() -> None:
+    world, servers, client = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    primary.stop()
+    LocalStateFile(primary.disk, FOLDER).note_change()
+    primary.disk.write_file(f"{FOLDER}/repaired", b"by an operator")
+    primary.start()
+    world.run(5)
+    client.pause = 1e9
+    world.run(5)
+    assert primary_of(servers) is primary and f"{FOLDER}/repaired" in content_of(primary)
+    assert content_of(standby) == content_of(primary)
+
+
+def test_a_standby_that_stops_at_a_base_makes_its_folder_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, servers, client = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    primary.kill("everything")
+    primary.disk.write_file(f"{FOLDER}/written", b"not in the store")
+    found: list[Position] = []
+    monkeypatch.setattr(
+        Follower, "_rebased", property(lambda self: found.append, lambda self, call: None), raising=False
+    )
+    primary.start()
+    while not found:
+        world.run(0.01)
+    monkeypatch.undo()
+    standby.stop()
+    standby.start()
+    world.run(5)
+    client.pause = 1e9
+    world.run(5)
+    assert content_of(standby) == content_of(primary) and f"{FOLDER}/written" in content_of(standby)
+
+
+def test_a_standby_that_stops_while_it_becomes_primary_does_not_call_its_folder_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, servers, _ = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    primary.kill()
+    forced: list[bool] = []
+    monkeypatch.setattr(OperationApplier, "force", lambda self: forced.append(True))
+    while not forced:
+        world.run(0.001)
+    standby.stop()
+    assert not LocalStateFile(standby.disk, FOLDER).read(world.generator.randbytes).is_clean
+
+
+def test_a_standby_that_was_away_for_longer_than_the_history_ends_no_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primary_module, "SNAPSHOT_BYTES", 2_000)
+    monkeypatch.setattr(primary_module, "SWEEP_SECONDS", 10.0)
+    world = World(6)
+    world.settings = world.settings._replace(history_seconds=20.0)
+    stopped, frozen, primary = servers = [Server(world, f"s{number}") for number in range(3)]
+    for server in reversed(servers):
+        server.start()
+        world.run(1)
+    client = Client(world, servers)
+    world.run(10)
+    stopped.stop()
+    frozen.freeze()
+    world.run(120)
+    stopped.start()
+    frozen.thaw()
+    world.run(30)
+    client.pause = 1e9
+    world.run(5)
+    assert len(world.promotions) == 1 and [each.errors for each in servers] == [[], [], []]
+    assert {content_of(each) == content_of(primary) for each in servers} == {True}
+
+
+def test_a_standby_that_gets_another_store_makes_its_folder_again() -> None:
+    world, servers, client = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    standby.stop()
+    primary.stop()
+    world.objects.clear()
+    primary.start()
+    world.run(60)  # it has stored other entries at the positions that the standby knows
+    standby.start()
+    world.run(5)
+    client.pause = 1e9
+    world.run(5)
+    assert content_of(standby) == content_of(primary) and len(world.promotions) == 2
+
+
+def test_the_status_of_all_servers_says_that_the_store_cannot_be_reached() -> None:
+    world, servers, _ = make(4)
+    world.run(10)
+    world.is_down = True
+    world.run(20)
+    statuses = [each.replica.status("sync") for each in servers if each.replica is not None]
+    assert [each["trouble"] for each in statuses] == ["the store cannot be reached"] * 3
+    assert min(each["behind_seconds"] for each in statuses if each["role"] == "standby") > 15
+    world.is_down = False
+    world.run(5)
+    assert {each.replica.status("sync")["trouble"] for each in servers if each.replica is not None} == {""}
+
+
+def test_a_standby_makes_its_folder_again_if_an_entry_does_not_fit_it() -> None:
+    world, servers, client = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    assert primary.primary is not None
+    standby.disk.write_file(f"{FOLDER}/new", b"of another program")
+    primary.primary.disk.create(f"{FOLDER}/new").close()
+    world.run(10)
+    client.pause = 1e9
+    world.run(5)
+    assert standby.errors == [] and content_of(standby) == content_of(primary)
 
 
 COURSES = [(seed, True) for seed in range(scaled(2000, 20))] + [(seed, False) for seed in range(scaled(500, 5))]

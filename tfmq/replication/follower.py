@@ -11,7 +11,8 @@ from journal.clock import Clock
 from journal.disk import Disk
 from tfmq.replication.entries import Entry, EntryKind, Fence, Position, decode_entry, entry_key
 from tfmq.replication.errors import InvalidObject, ReplicationError
-from tfmq.replication.operations import OperationApplier, decode_operations
+from tfmq.replication.materialize import apply_entry
+from tfmq.replication.operations import OperationApplier
 from tfmq.replication.store import Store
 from tfmq.replication.task import CallLater, Run
 
@@ -128,7 +129,8 @@ class Follower:
         self._run(self.applier.force, done)
 
     def close(self) -> None:
-        """Fsync and close all files, in this thread. To be called when idle and stopped. Raises OSError."""
+        """Fsync what was changed, and close all files, in this thread. To be called when idle and stopped. Raises
+        OSError."""
         self.applier.close()
 
     def continue_in(self, position: Position, time_ms: int) -> None:
@@ -158,7 +160,7 @@ class Follower:
             return
         self._reading.discard(slot)
         is_next = slot == self.position.slot + 1
-        if isinstance(error, ReplicationError):
+        if isinstance(error, ReplicationError) and not isinstance(error, InvalidObject):
             if is_next and str(error) != self.trouble:
                 self.trouble = str(error)
                 key = entry_key(self.position._replace(slot=slot))
@@ -229,7 +231,7 @@ class Follower:
         """Decode an entry, and apply its operations. Runs in a worker."""
         entry = decode_entry(data, position)
         if entry.kind == EntryKind.OPERATIONS:
-            self.applier.apply(decode_operations(entry.body))
+            apply_entry(self.applier, entry)
         return entry
 
     def _applied(self, size: int, entry: Entry | None, error: BaseException | None) -> None:
@@ -241,13 +243,14 @@ class Follower:
             self._ended(entry.position, Fence.decode(entry))
         elif entry.kind == EntryKind.BEGIN:
             self._fail(InvalidObject(f"{entry_key(entry.position)} begins a term in the middle of one"))
+        elif entry.kind == EntryKind.BASE:
+            # The folder is that of the entry before, until the owner has made it again.
+            self._is_paused = True
+            self._rebased(entry.position)
         else:
             self.position, self.time_ms = entry.position, entry.time_ms
             self.applied_bytes += size
             self._tell_lag()
-            if entry.kind == EntryKind.BASE:
-                self._is_paused = True
-                self._rebased(entry.position)
         idle, self._idle = self._idle, None
         if idle is not None:
             idle()

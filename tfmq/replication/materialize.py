@@ -184,6 +184,25 @@ def _next_readable(store: Store, positions: Iterator[Position]) -> Manifest | No
     return next((found for each in positions if (found := manifests.read(each)) is not None), None)
 
 
+def apply_entry(applier: OperationApplier, entry: Entry) -> None:
+    """Apply the operations of an entry. Raises InvalidObject, also if they cannot be those of this folder; OSError,
+    Full. Then it is unknown which were applied."""
+    key = entry_key(entry.position)
+    done = 0
+    try:
+        for operation in decode_operations(entry.body):
+            applier.apply_one(operation)
+            done += 1
+    except InvalidObject as error:
+        raise InvalidObject(f"{key} is invalid: {error}") from None
+    except (OSError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno not in DOES_NOT_FIT:
+            raise
+        raise InvalidObject(f"{key} does not fit the folder: {error}") from error
+    if done != entry.operation_count:
+        raise InvalidObject(f"{key} has {done:,} operations instead of {entry.operation_count:,}")
+
+
 class _Materializing:
     """The work on one folder."""
 
@@ -266,21 +285,8 @@ class _Materializing:
         key = entry_key(entry.position)
         if entry.kind == EntryKind.BASE:
             raise InvalidObject(f"{key} continues from {manifest_key(entry.position)}, which cannot be used")
-        if entry.kind != EntryKind.OPERATIONS:
-            return
-        done = 0
-        try:
-            for operation in decode_operations(entry.body):
-                applier.apply_one(operation)
-                done += 1
-        except InvalidObject as error:
-            raise InvalidObject(f"{key} is invalid: {error}") from None
-        except (OSError, OverflowError) as error:
-            if isinstance(error, OSError) and error.errno not in DOES_NOT_FIT:
-                raise
-            raise InvalidObject(f"{key} does not fit the folder: {error}") from error
-        if done != entry.operation_count:
-            raise InvalidObject(f"{key} has {done:,} operations instead of {entry.operation_count:,}")
+        if entry.kind == EntryKind.OPERATIONS:
+            apply_entry(applier, entry)
 
     def _find_equal(self, manifest: Manifest) -> Iterator[str]:
         """Yield the paths of local files that are equal to those of the manifest."""

@@ -191,9 +191,9 @@ class OperationApplier:
         self.changed_folders.clear()
 
     def close(self) -> None:
-        """Fsync and close all files. Raises OSError; then it is unknown what is durable."""
-        for path in list(self._open):
-            self._close(path)
+        """Fsync all that was changed, and close all files. Raises OSError; then it is unknown what is durable."""
+        self.force()
+        self.discard()
 
     def discard(self) -> None:
         """Close all files without an fsync, when the folder is made again or given up."""

@@ -10,15 +10,16 @@ from typing import Any, Final, NamedTuple
 
 from journal.clock import Clock
 from journal.fsync import WhenStored
-from tfmq.replication.entries import CUT_BYTES, EntryKind, Position, handover_key
-from tfmq.replication.entry_writer import EntryWriter
-from tfmq.replication.errors import ReplicationError
+from tfmq.replication.entries import CUT_BYTES, EntryKind, Position, handover_key, manifest_key
+from tfmq.replication.entry_writer import RETRY_SECONDS_MAX, EntryWriter
+from tfmq.replication.errors import ReplicationError, SnapshotLost, StoreUnavailable
 from tfmq.replication.liveness import PrimaryLease
+from tfmq.replication.manifest import Content
 from tfmq.replication.recording_disk import RecordingDisk
 from tfmq.replication.snapshot import Snapshotter, grace_seconds
 from tfmq.replication.store import Store
 from tfmq.replication.sweep import sweep
-from tfmq.replication.task import CallLater, Done, Run, Steps, Task, Wait
+from tfmq.replication.task import CallLater, Done, Pause, Run, Steps, Task, Wait
 
 logger = logging.getLogger("tfmq.replication")
 
@@ -117,6 +118,12 @@ class Primary:
         self._swept_at = clock.monotonic()
         self._needs_base = False
         """Whether bodies were discarded, so that the next entry of operations must be preceded by a BASE."""
+        self._discard_count = 0
+        """How often bodies were discarded."""
+        self._marked: Wait | None = None
+        """What a snapshot waits for, until the operations up to its own are in an entry."""
+        self.has_broker = False
+        """Set by the owner when the broker has started. Until then, its recovery may change the folder at any time."""
 
     # Recording
 
@@ -130,7 +137,8 @@ class Primary:
             self._is_cut_scheduled = True
             pause = self._settings.linger_seconds if self._settings.is_sync else self._settings.interval_seconds
             self._call_later(pause, self._cut)
-        if self.unstored_bytes > BACKLOG_BYTES_MAX and not self._needs_base and not self._settings.is_sync:
+        behind = self.disk.backlog_bytes if self._needs_base else self.unstored_bytes
+        if behind > BACKLOG_BYTES_MAX and not self._settings.is_sync:
             self._discard_backlog()
 
     def _cut(self) -> None:
@@ -144,6 +152,11 @@ class Primary:
         """Bytes of operations that are not in the store."""
         return self.disk.backlog_bytes + self.writer.unstored_bytes
 
+    @property
+    def may_end_cleanly(self) -> bool:
+        """Whether the folder will be what the store has when all that was recorded is stored."""
+        return self.has_broker and not self._needs_base
+
     def _discard_backlog(self) -> None:
         # The folder itself is what is kept for the replicas: a snapshot of it follows when the store works again.
         logger.warning(
@@ -152,9 +165,12 @@ class Primary:
             self.unstored_bytes,
         )
         self._needs_base = True
+        self._discard_count += 1
         self.disk.drop()
         self.writer.hold()
         self.writer.discard_bodies()
+        if self._marked is not None:
+            self._marked.wake()
 
     # Periodic work
 
@@ -203,6 +219,8 @@ class Primary:
         self._is_looking = False
         if self.is_ended or error is not None or data is None or self._is_handed_over:
             return
+        if not self.may_end_cleanly:
+            return  # read again: the standby is to get what the store does not have yet
         self._is_handed_over = True
         self._handed_over(data.decode("ascii", "replace"))
 
@@ -227,27 +245,43 @@ class Primary:
     def store_base(self) -> Steps:
         """Store the folder as it is, and an entry that says so: replicas begin from there."""
         self.writer.hold()
+        # What was recorded since an attempt that failed is in the folder already: it must not follow the BASE.
+        self.disk.drop()
+        discard_count = self._discard_count
         view = self.disk.begin_snapshot(resume=True)
         try:
             content = yield partial(self._snapshotter.upload, view)
             position = self.writer.reserve()
             try:
-                yield partial(self._snapshotter.store_manifest, position, self.writer.time_ms, content)
+                yield from self._store_manifest_of_base(position, content)
             except BaseException:
-                # If it was stored all the same, it describes what the BASE of the next attempt will say, too.
                 self.writer.unreserve()
                 raise
             self.writer.put_reserved(EntryKind.BASE, b"")
-            view.commit(position)
+            if discard_count == self._discard_count:
+                self._needs_base = False
+                view.commit(position)
+            else:
+                self.writer.hold()  # for the next BASE: of what follows this one, something was discarded
         finally:
             view.close()
-        self._needs_base = False
         self._end_maintenance()
+
+    def _store_manifest_of_base(self, position: Position, content: Content) -> Steps:
+        """Store a manifest, however long that takes: where an answer was lost, it may be stored, and then no other
+        entry may get its position."""
+        while True:
+            try:
+                yield partial(self._snapshotter.store_manifest, position, self.writer.time_ms, content)
+                return
+            except StoreUnavailable as error:
+                logger.error("%s cannot be stored, and is tried again: %s", manifest_key(position), error)
+                yield Pause(RETRY_SECONDS_MAX)
 
     def _store_snapshot(self) -> Steps:
         view = self.disk.begin_snapshot()
         try:
-            marked = Wait()
+            marked = self._marked = Wait()
             found: list[tuple[Position, int]] = []
 
             def mark(position: Position) -> None:
@@ -257,6 +291,8 @@ class Primary:
             self.writer.mark(view.number, mark)
             content = yield partial(self._snapshotter.upload, view)
             yield marked
+            if not found:
+                raise SnapshotLost("the operations before it were discarded, because the store is behind")
             stored = Wait()
             self.writer.when_stored(view.number, stored.wake)
             yield stored
@@ -264,6 +300,7 @@ class Primary:
             yield partial(self._snapshotter.store_manifest, position, time_ms, content)
             view.commit(position)
         finally:
+            self._marked = None
             view.close()
         self._end_maintenance()
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from journal.clock import Clock
-from journal.disk import Disk, Lock, read_file
+from journal.disk import Disk, File, Lock, read_file
 from journal.filenames import join
 from tfmq.data_dir import META_NAME, VERSION_NAME, decode_version
 from tfmq.replication.chain import read_chain, read_entries
@@ -37,8 +37,8 @@ from tfmq.replication.errors import Deposed, InvalidObject, NoReplica, Replicati
 from tfmq.replication.follower import Follower, Poll
 from tfmq.replication.liveness import StandbyLease
 from tfmq.replication.local_state import LocalState, LocalStateFile, Role
-from tfmq.replication.materialize import Materialized, find_start, is_incomplete, materialize
-from tfmq.replication.operations import LOCAL_FOLDER, OperationApplier, decode_operations, is_replicated
+from tfmq.replication.materialize import Materialized, apply_entry, find_start, is_incomplete, materialize
+from tfmq.replication.operations import LOCAL_FOLDER, OperationApplier, is_replicated
 from tfmq.replication.primary import Primary, Settings
 from tfmq.replication.recording_disk import RecordingDisk
 from tfmq.replication.store import Store
@@ -124,6 +124,8 @@ class Replica:
         self._folder_version = 0
         self._successor = ""
         self._primary_member = ""
+        self._anchor: File | None = None
+        """Of the file system of the data folder; opened before the first write as primary."""
         self._newest_claim = 0
         """The highest term that this standby has seen claimed and waited for."""
         self.primary: Primary | None = None
@@ -164,6 +166,7 @@ class Replica:
             position, stored = writer.position, writer.stored_slot
             behind_bytes = self.primary.unstored_bytes
             behind_seconds = self._clock.monotonic() - writer.stored_at if behind_bytes else 0.0
+            trouble = writer.trouble
         elif self._follower is not None:
             position = self._follower.position
             stored = position.slot
@@ -208,7 +211,7 @@ class Replica:
                 if position is None:
                     position, time_ms = yield from self._materialize()
                 else:
-                    time_ms = 0
+                    time_ms = self._state.time_ms
                 position = yield from self._follow(position, time_ms)
                 self.trouble = ""
             except (ReplicationError, OSError) as error:
@@ -235,9 +238,24 @@ class Replica:
             and (yield from self._resume_own_term(state))
         ):
             return None
-        if state.is_clean and not is_incomplete(self._disk, self._folder):
+        if state.is_clean and not is_incomplete(self._disk, self._folder) and (yield from self._is_in_store(state)):
             return state.position
         return None
+
+    def _is_in_store(self, state: LocalState) -> Steps:
+        """Return whether the last entry of the folder is there, so that all after it are. It is not if it was swept, or
+        if this is another store than before: that has other entries at the same positions."""
+        if state.position is None:
+            return False
+        data = yield from self._repeated(partial(self._store.get, entry_key(state.position)))
+        if data is None:
+            return False
+        # In slot 0 the time of the entry before is noted.
+        is_known = state.time_ms and state.position.slot
+        try:
+            return not is_known or decode_entry(data, state.position).time_ms == state.time_ms
+        except InvalidObject:
+            return False
 
     def _begin_first_term(self) -> Steps:
         node = read_node(self._disk, self._folder) or self._random_bytes(16).hex()
@@ -298,6 +316,7 @@ class Replica:
         now_ms = max(self._clock.wall_ms(), time_ms)
         yield from self._on_store(begin(term, sealed, now_ms))
         self._write_state("primary", Position(term.number, 0), is_clean=False, time_ms=now_ms)
+        self._anchor = self._disk.open_anchor(self._folder)
         disk = RecordingDisk(self._disk, self._folder, wake=self._wake, held=self._lock)
         writer = EntryWriter(
             self._store,
@@ -423,6 +442,7 @@ class Replica:
                     if (yield from self._try_promotion(follower)):
                         return None
                 elif isinstance(what, Position) or not (yield from self._pass_fence(follower, *what)):
+                    self._follower = None  # from here on, its position says nothing of the folder
                     yield from self._end_follower(follower)
                     return None
         finally:
@@ -464,6 +484,9 @@ class Replica:
                 # It gets the time of a lease to begin its term.
                 self._newest_claim = newest.number
                 raise Deposed(f"member {newest.member} has claimed term {newest.number}")
+            if (yield from self._repeated(partial(self._store.get, entry_key(position)))) is None:
+                # A claim would end the term of a primary that may be well.
+                raise InvalidObject(f"{entry_key(position)}, which this server has applied, was swept")
             logger.info("claiming the next term, because term %d has ended or shows no sign of life", position.term)
             term = yield from self._on_store(claim(self._state.member, self._address, self._random_bytes(8).hex()))
             if term is None:
@@ -471,6 +494,7 @@ class Replica:
             sealed = yield from self._on_store(seal(term, self._clock.wall_ms(), position))
             if sealed.parent is None:
                 raise InvalidObject(f"{self._store.name} has lost the entries that this server has applied")
+            self._follower = None  # from here on, its position says nothing of the folder
             if sealed.parent != position:
                 yield partial(self._apply_until, follower.applier, position, sealed.parent)
                 position = sealed.parent
@@ -498,7 +522,7 @@ class Replica:
             if entry.kind == EntryKind.BASE:
                 raise InvalidObject(f"{entry_key(entry.position)} is a snapshot, from which the folder has to be made")
             if entry.kind == EntryKind.OPERATIONS:
-                applier.apply(decode_operations(entry.body))
+                apply_entry(applier, entry)
 
     def _pass_fence(self, follower: Follower, position: Position, fence: Fence) -> Steps:
         """Wait for the term that follows the one that ended, or claim it. Return False to materialize again."""
@@ -556,23 +580,33 @@ class Replica:
         if self._task is not None:
             self._task.cancel()
         if self.primary is not None:
-            writer = self.primary.writer
-            self.primary.disk.cut()
-            writer.pump()
-            while not writer.is_idle:
-                yield Pause(STOP_PAUSE_SECONDS)
-            position = writer.position
-            writer.put(EntryKind.FENCE, Fence(self._state.member, self._successor).encode())
-            while not writer.is_idle:
-                yield Pause(STOP_PAUSE_SECONDS)
-            self.primary.end()
-            # After a hand-over this server must not take its term up again, but follow.
-            self._write_state("standby" if self._successor else "primary", position, is_clean=True)
+            yield from self._end_term(self.primary)
         elif self._follower is not None:
             follower = self._follower
             yield from self._end_follower(follower)
-            self._write_state("standby", follower.position, is_clean=True)
+            self._write_state("standby", follower.position, is_clean=True, time_ms=follower.time_ms)
         done()
+
+    def _end_term(self, primary: Primary) -> Steps:
+        """Store all that is left, and end the term; or leave it as after a crash, if the store lacks more than that."""
+        writer = primary.writer
+        primary.disk.cut()
+        writer.pump()
+        while primary.may_end_cleanly and not writer.is_idle:
+            yield Pause(STOP_PAUSE_SECONDS)
+        if not primary.may_end_cleanly:
+            primary.end()
+            return
+        position, time_ms = writer.position, writer.stored_time_ms
+        writer.put(EntryKind.FENCE, Fence(self._state.member, self._successor).encode())
+        while not writer.is_idle:
+            yield Pause(STOP_PAUSE_SECONDS)
+        primary.end()
+        # What the store has must not be lost here by a power failure: nothing would compare the folders.
+        assert self._anchor is not None
+        yield partial(self._disk.sync_file_system, self._anchor)
+        # After a hand-over this server must not take its term up again, but follow.
+        self._write_state("standby" if self._successor else "primary", position, is_clean=True, time_ms=time_ms)
 
     # Helpers
 

@@ -520,6 +520,7 @@ class Server:
             if error is not None:
                 self.on_failure(error)
                 return
+            primary.has_broker = True
             # Recovery may have changed files. What it has found counts when it is stored.
             primary.writer.when_stored(primary.disk.cut(), self._serve_replicated)
             primary.woken()

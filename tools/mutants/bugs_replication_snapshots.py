@@ -193,8 +193,8 @@ REPLICATION_SNAPSHOTS: Final = (
         "operations-are-not-counted",
         "an entry with fewer operations than it announces is refused",
         "tfmq/replication/materialize.py",
-        "        if done != entry.operation_count:\n",
-        "        if done > entry.operation_count:\n",
+        "    if done != entry.operation_count:\n",
+        "    if done > entry.operation_count:\n",
         [MATERIALIZE],
     ),
     Mutant(
