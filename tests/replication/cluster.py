@@ -106,9 +106,10 @@ class Link:
                 data, modified = self._world.objects[key]
                 yield StoredObject(key, len(data), modified)
 
-    def delete(self, key: str) -> None:
+    def delete(self, *keys: str) -> None:
         lost = self._reach()
-        self._world.objects.pop(key, None)
+        for key in keys:
+            self._world.objects.pop(key, None)
         if lost:
             raise StoreUnavailable("the answer was lost")
 

@@ -41,6 +41,7 @@ class HookedStore(MemoryStore):
         super().__init__(lambda: self.now)
         self.before: Callable[[str, str], None] = lambda call, key: None
         self.gets: list[str] = []
+        self.deletes: list[tuple[str, ...]] = []
         self.objects = StoredObjects(self)
 
     def put_new(self, key: str, data: bytes) -> bool:
@@ -56,9 +57,11 @@ class HookedStore(MemoryStore):
         self.before("list", prefix)
         return super().list(prefix, after)
 
-    def delete(self, key: str) -> None:
-        self.before("delete", key)
-        super().delete(key)
+    def delete(self, *keys: str) -> None:
+        self.deletes.append(keys)
+        for key in keys:
+            self.before("delete", key)
+            super().delete(key)
 
     def keys(self, prefix: str) -> list[str]:
         return [key for key in self.objects if key.startswith(prefix)]

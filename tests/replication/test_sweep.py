@@ -23,7 +23,7 @@ from tests.replication.objects import (
 )
 from tests.replication.test_materialize import materialized, random_history, restorable
 from tests.scale import scaled, seeded
-from tfmq.replication.entries import Position, entry_key, handover_key, manifest_key, term_key
+from tfmq.replication.entries import Position, entry_key, handover_key, manifest_key, parse_position, term_key
 from tfmq.replication.errors import NewerObject, NoReplica, SnapshotTooSlow, StoreUnavailable
 from tfmq.replication.operations import Kind, Operation
 from tfmq.replication.snapshot import FolderSource
@@ -86,6 +86,10 @@ def test_terms_below_the_history_are_deleted_and_the_newest_stays() -> None:
         primary.snapshot()
     primary.store.now += HISTORY
     swept(primary.store)
+    entries = [[each for each in keys if each.startswith("entries/")] for keys in primary.store.deletes]
+    together = [{position.term for each in keys if (position := parse_position(each))} for keys in entries]
+    assert {frozenset(terms) for terms in together} > {frozenset([1]), frozenset([3])}, "many are deleted in any order"
+    assert all(len(terms) <= 1 for terms in together), "so the BEGIN of a term goes after all that is below it"
     assert primary.store.keys("terms/") == [term_key(7)]
     assert primary.store.keys("handovers/") == [handover_key(7)]
     assert primary.store.keys("entries/") == [entry_key(each) for each in (*fences, primary.position)]

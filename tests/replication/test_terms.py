@@ -60,8 +60,9 @@ class ScriptedStore:
             if key.startswith(prefix) and key > after:
                 yield StoredObject(key, len(self.objects[key]), 0.0)
 
-    def delete(self, key: str) -> None:
-        self.objects.pop(key, None)
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self.objects.pop(key, None)
 
     def close(self) -> None:
         pass

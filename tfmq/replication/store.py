@@ -20,6 +20,10 @@ class StoredObject(NamedTuple):
     modified: float
 
 
+DELETED_MAX: Final = 500
+"""Maximum keys of one call of `Store.delete`; S3 takes 1,000 in a request."""
+
+
 class Store(Protocol):
     """Objects under keys that `check_key` permits. An object that is stored never changes.
 
@@ -50,8 +54,11 @@ class Store(Protocol):
     def list(self, prefix: str, after: str = "") -> Iterator[StoredObject]:
         """Yield the objects whose keys begin with `prefix` and come after `after`, sorted by key. Lazy, by pages."""
 
-    def delete(self, key: str) -> None:
-        """Remove an object. Do nothing if there is none."""
+    def delete(self, *keys: str) -> None:
+        """Remove objects, at most DELETED_MAX, in any order. A key without an object is ignored.
+
+        After StoreUnavailable, some of them may be removed.
+        """
 
     def close(self) -> None:
         """Release connections. Later calls are not allowed."""

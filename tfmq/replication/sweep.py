@@ -10,7 +10,8 @@ and a sweep may be interrupted anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, islice, takewhile
 from typing import Final, NamedTuple
 
 from tfmq.replication.chain import Chain, read_chain
@@ -23,6 +24,7 @@ from tfmq.replication.entries import (
     TERMS,
     Position,
     entries_prefix,
+    entry_key,
     manifest_key,
     parse_handover,
     parse_position,
@@ -31,7 +33,7 @@ from tfmq.replication.entries import (
 from tfmq.replication.errors import InvalidObject, NewerObject, StoreUnavailable
 from tfmq.replication.manifest import decode_manifest, parse_chunk_name
 from tfmq.replication.snapshot import grace_seconds
-from tfmq.replication.store import Store
+from tfmq.replication.store import DELETED_MAX, Store
 
 LEFT_BEHIND_SECONDS: Final = 3600
 """An older object of a sweep belongs to one that was interrupted."""
@@ -104,6 +106,15 @@ def read_time(store: Store, random_bytes: Callable[[int], bytes]) -> float:
     return now
 
 
+def _delete(store: Store, keys: Iterable[str]) -> int:
+    """Delete the objects, many with a call. Return how many."""
+    count, left = 0, iter(keys)
+    while some := list(islice(left, DELETED_MAX)):
+        store.delete(*some)
+        count += len(some)
+    return count
+
+
 def _read_references(store: Store, position: Position) -> set[tuple[bytes, bytes]] | None:
     data = store.get(manifest_key(position))
     if data is None:
@@ -112,40 +123,34 @@ def _read_references(store: Store, position: Position) -> set[tuple[bytes, bytes
 
 
 def _delete_manifests(store: Store, positions: list[Position]) -> int:
-    for position in sorted(positions):
-        store.delete(manifest_key(position))
-    return len(positions)
+    return _delete(store, map(manifest_key, sorted(positions)))
 
 
 def _delete_entries(store: Store, chain: Chain, oldest: Position) -> int:
-    """Delete the entries below `oldest`. In ascending order, so that the rest is whole wherever this is interrupted."""
+    """Delete the entries below `oldest`, one term after the other: below a BEGIN that was swept nothing is there."""
     fences = {Position(link.term, link.end + 1) for link in chain.links if link.end is not None}
-    count = 0
     # Before the oldest term of the chain, only fences are left.
-    for each in store.list(ENTRIES, entries_prefix(chain.links[-1].term)):
-        position = parse_position(each.key)
-        if position is not None and position >= oldest:
-            break
-        if position is not None and position not in fences:
-            store.delete(each.key)
-            count += 1
-    return count
+    stored = (parse_position(each.key) for each in store.list(ENTRIES, entries_prefix(chain.links[-1].term)))
+    below = takewhile(lambda position: position < oldest, (each for each in stored if each is not None))
+    terms = groupby((each for each in below if each not in fences), key=lambda position: position.term)
+    return sum(_delete(store, map(entry_key, positions)) for _, positions in terms)
 
 
 def _delete_terms(store: Store, oldest: int) -> None:
     for prefix, parse in ((TERMS, parse_term), (HANDOVERS, parse_handover)):
-        for each in store.list(prefix):
-            number = parse(each.key)
-            if number is not None and number < oldest:
-                store.delete(each.key)
+        stored = ((each.key, parse(each.key)) for each in store.list(prefix))
+        _delete(store, (key for key, number in stored if number is not None and number < oldest))
 
 
 def _delete_chunks(store: Store, references: set[tuple[bytes, bytes]], before: float) -> tuple[int, int]:
-    count = size = 0
-    for each in store.list(CHUNKS):
-        name = parse_chunk_name(each.key)
-        if name is not None and name not in references and each.modified < before:
-            store.delete(each.key)
-            count += 1
-            size += each.size_bytes
-    return count, size
+    size = 0
+
+    def without_reference() -> Iterator[str]:
+        nonlocal size
+        for each in store.list(CHUNKS):
+            name = parse_chunk_name(each.key)
+            if name is not None and name not in references and each.modified < before:
+                size += each.size_bytes
+                yield each.key
+
+    return _delete(store, without_reference()), size

@@ -349,9 +349,12 @@ class StandbyReads:
             self._list(listed)
 
     def _is_known(self, request: Any) -> bool:
+        # A topic that is not there is not looked for more often, whoever asks for it.
         assert self._listed_at is not None
+        if self._clock.monotonic() - self._listed_at < LISTING_SECONDS:
+            return True
         if type(request) is commands.Metadata:
-            return self._clock.monotonic() - self._listed_at < LISTING_SECONDS
+            return False
         is_known: bool = self.topics.count(request.topic) > request.partition
         return is_known
 

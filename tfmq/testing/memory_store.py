@@ -59,11 +59,12 @@ class MemoryStore:
                 return
             after = page[-1].key
 
-    def delete(self, key: str) -> None:
-        check_key(key)
-        with self._lock:
-            if self._objects.pop(key, None) is not None:
-                del self._keys[bisect_left(self._keys, key)]
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            check_key(key)
+            with self._lock:
+                if self._objects.pop(key, None) is not None:
+                    del self._keys[bisect_left(self._keys, key)]
 
     def close(self) -> None:
         """Nothing: other users go on with the objects."""

@@ -56,6 +56,11 @@ def test_a_deleted_object_is_gone_and_its_key_is_free(place: Place) -> None:
     store.delete("handovers/1")
     assert store.get("handovers/1") is None and list(store.list("")) == []
     assert store.put_new("handovers/1", b"other") and store.get("handovers/1") == b"other"
+    keys = [f"handovers/{number}" for number in range(10)]
+    for key in keys[2:]:
+        assert store.put_new(key, b"one of many")
+    store.delete(*keys[1:9], *(f"chunks/{number}" for number in range(interface.DELETED_MAX - 8)))
+    assert [each.key for each in store.list("")] == ["handovers/9"]
 
 
 def test_a_list_has_the_objects_of_a_prefix_after_a_key_in_order(place: Place) -> None:

@@ -68,8 +68,8 @@ class Blind(MemoryStore):
 
 
 class Keeping(MemoryStore):
-    def delete(self, key: str) -> None:
-        """Keeps it."""
+    def delete(self, *keys: str) -> None:
+        """Keeps them."""
 
 
 @pytest.mark.parametrize(

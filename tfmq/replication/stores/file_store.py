@@ -110,11 +110,12 @@ class FileStore:
                     continue
                 yield StoredObject(path, found.st_size, found.st_mtime)
 
-    def delete(self, key: str) -> None:
-        check_key(key)
-        # Not fsynced: an object that a power cut brings back is deleted again by the next sweep.
-        with self._translated_errors(), suppress(FileNotFoundError):
-            os.unlink(key, dir_fd=self._root)
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            check_key(key)
+            # Not fsynced: an object that a power cut brings back is deleted again by the next sweep.
+            with self._translated_errors(), suppress(FileNotFoundError):
+                os.unlink(key, dir_fd=self._root)
 
     def close(self) -> None:
         if self._is_open:

@@ -170,11 +170,12 @@ class ObjectStore:
                     elif key > prefix and not key.startswith(prefix):
                         return
 
-    def delete(self, key: str) -> None:
-        check_key(key)
-        with self._translated_errors(f"a delete of {key}"):
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            check_key(key)
+        with self._translated_errors(f"a delete of {keys[0]}"):
             try:
-                obstore.delete(self._store, key)
+                obstore.delete(self._store, list(keys))
             except FileNotFoundError as error:
                 if _Answer.of(error).code not in NO_OBJECT:
                     raise

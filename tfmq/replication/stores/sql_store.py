@@ -165,10 +165,11 @@ class SqlStore:
             if len(rows) < PAGE:
                 return
 
-    def delete(self, key: str) -> None:
-        check_key(key)
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            check_key(key)
         with self._translated_errors(), self._writing, self._connection() as connection:
-            connection.execute(delete(TABLE).where(TABLE.c.key == self._prefix + key))
+            connection.execute(delete(TABLE).where(TABLE.c.key.in_([self._prefix + key for key in keys])))
 
     def close(self) -> None:
         self._engine.dispose()
