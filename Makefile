@@ -29,13 +29,13 @@ check: setup ## format, lint, types, import contracts, docs and their site
 	$(BIN)/ruff check .
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-users check-types check-docs
 
-check-types:
+check-types: setup
 	$(BIN)/mypy journal tfmq pyspark_tfmq tools
 
-check-users:
+check-users: setup
 	$(BIN)/python -m tools.check_types
 
-check-docs:
+check-docs: setup
 	$(BIN)/lint-imports --config setup.cfg
 	$(BIN)/python tools/generate_docs.py --check
 	$(BIN)/python -m tools.docs_site
