@@ -22,7 +22,7 @@ from tests.scale import FRACTION, LONG_ONE_IN, SCALE, SEED, seeded
 from tests.sound_folders import watched
 
 TESTS = Path(__file__).parent
-SPARK = "tests/spark/"
+JVMS = ("tests/spark/", "tests/zookeeper/")
 CANNOT_BE_HAD = "cannot be had here:"
 
 STATE = pytest.StashKey[TemporaryDirectory[str]]()
@@ -89,7 +89,7 @@ def import_tests(start: float) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave most tests that are marked `long` to `make test-long`; a seeded few of them run in `make test`.
 
-    Each is drawn by its own name, so that another test changes nothing for it. The tests with Spark come first, then
+    Each is drawn by its own name, so that another test changes nothing for it. The tests with a JVM come first, then
     the files of those that are drawn: at the end of the run no worker waits for a long one. A run of named files or
     tests has all of them.
     """
@@ -101,21 +101,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     first = {item.path for item in long if item not in left}
     items[:] = sorted(
         (item for item in items if item not in left),
-        key=lambda item: (not item.nodeid.startswith(SPARK), item.path not in first),
+        key=lambda item: (not item.nodeid.startswith(JVMS), item.path not in first),
     )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    """All tests with Spark in one worker: a JVM in each worker would take longer than it saves."""
+    """All tests with Spark in one worker, and all with ZooKeeper: a JVM in each would take longer than it saves."""
     return Files(config, log) if SCALE <= FRACTION and config.getvalue("dist") == "loadfile" else None
 
 
 class Files(LoadFileScheduling):
-    """The tests of a file stay together, and so do those of the folder with Spark."""
+    """The tests of a file stay together, and so do those of a folder with a JVM."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return SPARK if nodeid.startswith(SPARK) else nodeid.split("::", 1)[0]
+        file = nodeid.split("::", 1)[0]
+        return next((folder for folder in JVMS if file.startswith(folder)), file)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
