@@ -24,7 +24,7 @@ def send(streams: ProducerStates, producer: int, epoch: int, sequence: int, coun
     if streams.is_duplicate(producer, epoch, sequence, count, now):
         return True
     streams.stage_batch(producer, epoch, sequence, count)
-    assert streams.apply_batch(producer, epoch, sequence, count) == 0
+    assert streams.apply_batch(producer, epoch, sequence, count).messages == 0
     return False
 
 
@@ -174,9 +174,10 @@ def test_who_sends_is_not_idle() -> None:
 
 def test_what_a_repair_lost_is_counted() -> None:
     streams = make()
-    assert streams.apply_batch(20, 1, 4, 2) == 4
-    assert streams.apply_batch(20, 1, 6, 2) == 0
-    assert streams.apply_batch(20, 1, 9, 1) == 1
+    assert streams.apply_batch(20, 1, 4, 2) == (4, False)
+    assert streams.apply_batch(20, 1, 6, 2) == (0, True)
+    assert streams.apply_batch(20, 1, 9, 1) == (1, True)
+    assert streams.apply_batch(20, 2, 12, 1) == (2, False)
 
 
 def test_a_dump_comes_back() -> None:

@@ -512,6 +512,26 @@ def test_missing_messages_are_damage_unless_a_repair_says_why() -> None:
         )
 
 
+def test_what_a_repair_took_from_one_transaction_is_not_missing_in_the_next_one() -> None:
+    """They are of one producer, whose messages have consecutive numbers."""
+    life = Life(7)
+    first = life.begin()
+    life.send(first)
+    life.epoch += 1
+    second = life.ledger.add_open(life.epoch, first.origin._replace(number=first.origin.number + 1, xid="other"))
+    life.send(second)
+    life.send(second)
+    life.prepare(second)
+    of_first, *of_second = [each for each in life.entries if isinstance(each.content, AppendMsg)]
+    for gone in ([of_first], [of_first, of_second[0]], [of_second[0]]):
+        fillers = {each.lsn: JournalEntry(KIND_FILLER, each.lsn, each.size, LostEntries(each.size), 0) for each in gone}
+        repaired = [fillers.get(each.lsn, each) for each in life.entries]
+        found = replayed(b"", repaired).transactions[second.epoch]
+        assert found.messages == second.messages
+        assert found.lost_messages == (of_second[0].content.count if of_second[0] in gone else 0)
+        assert numbers(found) == [each for each in numbers(second) if each[1] not in fillers]
+
+
 def numbers(transaction: Transaction) -> list[tuple[int, int]]:
     """(number of the first message, place) of every batch that is there."""
     found, number = [], 1

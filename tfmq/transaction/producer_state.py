@@ -55,6 +55,17 @@ class ProducerState:
 _FIELDS: Final = tuple(each.name for each in fields(ProducerState))
 
 
+class Gap(NamedTuple):
+    """Messages of a producer id that are missing in the journal before a batch.
+
+    `is_inside`: whether the batch before the gap is of the same transaction, so that the missing ones are, too. Else
+    any of them may be of earlier transactions.
+    """
+
+    messages: int
+    is_inside: bool
+
+
 class ProducerStates:
     """State of all producer ids that send in transactions, the longest idle first, rebuilt from the journal.
 
@@ -173,18 +184,18 @@ class ProducerStates:
 
     # Replay of journal entries
 
-    def apply_batch(self, producer_id: int, epoch: int, sequence: int, count: int) -> int:
+    def apply_batch(self, producer_id: int, epoch: int, sequence: int, count: int) -> Gap:
         """Apply a batch of the journal; return how many messages of the producer are missing just before this batch."""
         producer = self._most_recent(producer_id, NOT_STAMPED)
         self._unstamped.add(producer_id)
-        missing = sequence - producer.next_sequence
-        if producer.sequence_epoch != epoch:
+        gap = Gap(max(0, sequence - producer.next_sequence), producer.sequence_epoch == epoch)
+        if not gap.is_inside:
             producer.sequence_epoch, producer.first_sequence = epoch, sequence
         producer.next_sequence = sequence + count
         staged = self._staged.get(producer_id)
         if staged is not None and staged[2] == producer.next_sequence:
             del self._staged[producer_id]
-        return max(0, missing)
+        return gap
 
     def apply_outcome(self, producer_id: int, number: int, epoch: int, state: State, time_ms: int) -> None:
         """Apply a record: the transaction that the request `number` has begun is now in `state`."""

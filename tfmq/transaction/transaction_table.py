@@ -133,6 +133,9 @@ class TransactionTable:
         self.pending_rollbacks: dict[int, Transaction] = {}
         """Rolled back prepared transactions whose rollback record may not be durable yet, in the order of LSNs."""
         self._relocations = EntryRelocations()
+        self._gaps_before: dict[int, int] = {}
+        """During recovery after a repair: epoch -> messages of the same producer that are missing before the first
+        batch. Only the transaction's record says how many of them were its own."""
 
     @property
     def retained_journal_bytes(self) -> int:
@@ -206,12 +209,15 @@ class TransactionTable:
             if self._relocations.relocate(found, lsn, moved_from) and self.file_references is not None:
                 self.file_references.add_batch(found, lsn)
             return
-        missing = self.producer_states.apply_batch(producer_id, epoch, sequence, count)
+        gap = self.producer_states.apply_batch(producer_id, epoch, sequence, count)
         if self.file_references is not None and epoch not in self.transactions:
             return
         transaction = self._get_or_add(epoch)
-        if missing and self.fillers_seen:
-            self._add_lost_messages(transaction, missing)
+        if gap.messages and self.fillers_seen:
+            if gap.is_inside:
+                self._add_lost_messages(transaction, gap.messages)
+            elif self.file_references is None:
+                self._gaps_before.setdefault(epoch, gap.messages)
         size = len(data)
         transaction.locations.add_batch(lsn, log_id, count, size)
         transaction.messages += count
@@ -391,11 +397,20 @@ class TransactionTable:
             if missing < 0 or not self.fillers_seen:
                 has = f"transaction {transaction.epoch} has {transaction.messages} messages in the journal"
                 raise ValueError(f"{has} but its record states {messages}")
-            self._add_lost_messages(transaction, missing)
+            # As many as can have been before the first batch in the journal were there, the others after the last one.
+            first = min(missing, self._gaps_before.get(transaction.epoch, 0))
+            if first:
+                self._add_lost_messages(transaction, first, is_first=True)
+            if first < missing:
+                self._add_lost_messages(transaction, missing - first)
 
-    def _add_lost_messages(self, transaction: Transaction, missing: int) -> None:
-        """Count messages lost before the next batch. They get ordinals, so that later messages keep their ordinals."""
-        transaction.locations.add_batch(0, LOST_LOG_ID, missing, 0)
+    def _add_lost_messages(self, transaction: Transaction, missing: int, *, is_first: bool = False) -> None:
+        """Count messages lost before the next batch, or before the first one. They get ordinals, so that later messages
+        keep their ordinals."""
+        at = 0 if is_first else len(transaction.locations)
+        transaction.locations[at:at] = BatchLocations((0, LOST_LOG_ID, missing << SIZE_BITS))
+        if is_first:
+            self._relocations.forget_rows()
         self.retained_batches += 1
         transaction.messages += missing
         transaction.lost_messages += missing
@@ -461,6 +476,7 @@ class TransactionTable:
     def finish_recovery(self, file_references: FileReferences) -> list[Transaction]:
         """Finish recovery: remove the unprepared transactions, which count as rolled back, and return them."""
         self.file_references = file_references
+        self._gaps_before.clear()
         for transaction in self.transactions.values():
             file_references.adopt_recovered(transaction)
         dropped = [each for each in self.transactions.values() if each.state == states.OPEN]
@@ -483,6 +499,10 @@ class EntryRelocations:
 
     def mark_shared(self) -> None:
         self._copied.clear()
+
+    def forget_rows(self) -> None:
+        """The batches of a transaction have got other rows."""
+        self._row_index = (0, {})
 
     def relocate(self, transaction: Transaction, lsn: int, moved_from: int) -> bool:
         """Change the LSN of the batch at `moved_from` to `lsn`; return False if there is no such batch."""

@@ -13,6 +13,14 @@ def _bug(name: str, promise: str, file: str, old: str, new: str, *tests: str) ->
 
 LEDGER: Final = (
     _bug(
+        "gap-counts-for-the-next-transaction",
+        "what a repair took from one transaction is not missing in the next one of its producer",
+        "tfmq/transaction/transaction_table.py",
+        "            if gap.is_inside:\n",
+        "            if True:\n",
+        "tests/transaction/test_transaction_table.py",
+    ),
+    _bug(
         "time-goes-back-with-the-clock",
         "expiry uses the latest time in any record",
         "tfmq/transaction/transaction_table.py",
@@ -32,8 +40,8 @@ LEDGER: Final = (
         "lost-messages-give-their-numbers-away",
         "ordinals of messages that a repair dropped are not assigned again",
         "tfmq/transaction/transaction_table.py",
-        "        if missing and self.fillers_seen:\n",
-        "        if missing < 0:\n",
+        "            first = min(missing, self._gaps_before.get(transaction.epoch, 0))\n",
+        "            first = 0\n",
         "tests/transaction/test_transaction_table.py",
     ),
     _bug(
