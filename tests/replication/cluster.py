@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
@@ -216,12 +216,12 @@ class Server:
         self.is_frozen = False
         frozen, self._frozen = self._frozen, []
         for call in frozen:
-            self._happen(self.life, call)
+            self.happen(self.life, call)
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        self.world.later(seconds, partial(self._happen, self.life, call))
+        self.world.later(seconds, partial(self.happen, self.life, call))
 
-    def _happen(self, life: int, call: Callable[[], None]) -> None:
+    def happen(self, life: int, call: Callable[[], None]) -> None:
         if life != self.life or not self.is_running:
             return
         if self.is_frozen:
@@ -255,14 +255,14 @@ class Server:
                 outcome = partial(done, None, error)
             else:
                 outcome = partial(done, result, None)
-            world.later(world.draw_delay(), partial(self._happen, life, outcome))
+            world.later(world.draw_delay(), partial(self.happen, life, outcome))
 
         world.later(world.draw_delay(), execute)
 
     def woken(self) -> None:
-        self.call_later(0, self._store)
+        self.call_later(0, self.end_turn)
 
-    def _store(self) -> None:
+    def end_turn(self) -> None:
         if self.primary is not None:
             self.primary.woken()
 
@@ -274,8 +274,11 @@ class Server:
     def promoted(self, primary: Primary) -> None:
         self.primary = primary
         self.world.promotions.append((self.world.clock.monotonic(), primary.writer.position.term, self.name))
-        self.broker = Broker(self, primary)
+        self.start_broker(primary)
         primary.start()
+
+    def start_broker(self, primary: Primary) -> None:
+        self.broker = Broker(self, primary)
 
     def stalled(self, reason: str) -> None:
         self.stalled_reason = reason
@@ -300,6 +303,45 @@ def content_of(server: Server) -> dict[str, bytes]:
     """Return the bytes of the replicated files, by path."""
     source = FolderSource(server.disk, FOLDER)
     return {f"{FOLDER}/{file.path}": server.disk.read_file(f"{FOLDER}/{file.path}") for file in source.files}
+
+
+def cause_faults(world: World, servers: Sequence[Server], steps: int) -> None:
+    """Let time pass, with faults at random of the store and the servers."""
+    generator = world.generator
+    world.delay = generator.choice((0.005, 0.02, 0.1))
+    for _ in range(steps):
+        world.failing = generator.choice((0.0, 0.0, 0.1, 0.3))
+        world.is_down = generator.random() < 0.1
+        server = generator.choice(servers)
+        choice = generator.random()
+        if choice < 0.3 and server.is_running:
+            server.kill(generator.choice(("nothing", "some", "everything")))
+        elif choice < 0.35 and not server.is_running and sum(each.is_running for each in servers) >= 1:
+            server.lose_folder()
+        elif choice < 0.5 and server.is_running:
+            server.freeze()
+        elif choice < 0.6:
+            server.is_cut_off = not server.is_cut_off
+        elif choice < 0.7 and server.replica is not None and server.replica.role == "standby" and not server.is_frozen:
+            server.replica.request_hand_over(lambda error: None)
+        for each in servers:
+            if generator.random() < 0.4:
+                if not each.is_running and not each.errors:
+                    each.start()
+                elif each.is_frozen:
+                    each.thaw()
+        world.run(generator.choice((0.5, 2.0, 8.0)))
+
+
+def end_faults(world: World, servers: Sequence[Server]) -> None:
+    """Let the store work, and all servers run."""
+    world.failing, world.is_down = 0.0, False
+    for each in servers:
+        each.is_cut_off = False
+        if each.is_frozen:
+            each.thaw()
+        if not each.is_running and not each.errors:
+            each.start()
 
 
 def make_folders(disk: SimulatedDisk) -> None:

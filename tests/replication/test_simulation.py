@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tfmq.replication.primary as primary_module
-from tests.replication.cluster import FOLDER, LOG, Client, Server, World, content_of
+from tests.replication.cluster import FOLDER, LOG, Client, Server, World, cause_faults, content_of, end_faults
 from tests.scale import scaled
 from tfmq.replication.entries import Position
 from tfmq.replication.errors import StoreUnavailable
@@ -433,43 +433,14 @@ def test_a_standby_makes_its_folder_again_if_an_entry_does_not_fit_it() -> None:
     assert standby.errors == [] and content_of(standby) == content_of(primary)
 
 
-COURSES = [(seed, True) for seed in range(scaled(2000, 20))] + [(seed, False) for seed in range(scaled(500, 5))]
+COURSES = [(seed, is_sync) for is_sync in (True, False) for seed in range(scaled(500, 5))]
 
 
 @pytest.mark.parametrize(("seed", "is_sync"), COURSES)
 def test_random_courses_lose_and_double_nothing(seed: int, is_sync: bool) -> None:
     world, servers, client = make(seed, is_sync=is_sync)
-    generator = world.generator
-    world.delay = generator.choice((0.005, 0.02, 0.1))
-    for _ in range(generator.randint(5, 30)):
-        world.failing = generator.choice((0.0, 0.0, 0.1, 0.3))
-        world.is_down = generator.random() < 0.1
-        server = generator.choice(servers)
-        choice = generator.random()
-        if choice < 0.3 and server.is_running:
-            server.kill(generator.choice(("nothing", "some", "everything")))
-        elif choice < 0.35 and not server.is_running and sum(each.is_running for each in servers) >= 1:
-            server.lose_folder()
-        elif choice < 0.5 and server.is_running:
-            server.freeze()
-        elif choice < 0.6:
-            server.is_cut_off = not server.is_cut_off
-        elif choice < 0.7 and server.replica is not None and server.replica.role == "standby" and not server.is_frozen:
-            server.replica.request_hand_over(lambda error: None)
-        for each in servers:
-            if generator.random() < 0.4:
-                if not each.is_running and not each.errors:
-                    each.start()
-                elif each.is_frozen:
-                    each.thaw()
-        world.run(generator.choice((0.5, 2.0, 8.0)))
-    world.failing, world.is_down = 0.0, False
-    for each in servers:
-        each.is_cut_off = False
-        if each.is_frozen:
-            each.thaw()
-        if not each.is_running and not each.errors:
-            each.start()
+    cause_faults(world, servers, world.generator.randint(5, 30))
+    end_faults(world, servers)
     before = client.number
     world.run(40)
     assert [each.errors for each in servers] == [[], [], []]

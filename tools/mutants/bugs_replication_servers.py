@@ -8,10 +8,10 @@ from tools.mutants.mutant import Mutant
 
 SIMULATION: Final = "tests/replication/test_simulation.py"
 WRITER: Final = "tests/replication/test_entry_writer.py"
-RANDOM: Final = f"{SIMULATION}::test_random_courses_lose_and_double_nothing"
 ROUNDS: Final = "tests/journal/test_fsync.py"
 BEHIND: Final = f"{SIMULATION}::test_a_standby_that_falls_behind_says_so_in_its_status_and_in_the_log"
 _FSYNC: Final = "journal/fsync.py"
+BROKERS: Final = "tests/replication/test_simulation_of_brokers.py"
 _PRIMARY: Final = "tfmq/replication/primary.py"
 _WRITER: Final = "tfmq/replication/entry_writer.py"
 _REPLICA: Final = "tfmq/replication/replica.py"
@@ -92,7 +92,7 @@ REPLICATION_SERVERS: Final = (
         _PRIMARY,
         "        elif result[1] is None:\n",
         "        elif True:\n",
-        [RANDOM],
+        [BROKERS],
     ),
     Mutant(
         "a-standby-without-its-store-claims-to-have-everything",
@@ -124,7 +124,7 @@ REPLICATION_SERVERS: Final = (
         _PRIMARY,
         "        return partial(self._writer.when_stored, self._disk.cut())\n",
         "        return partial(self._writer.when_stored, self._writer.stored_number)\n",
-        [RANDOM],
+        [BROKERS],
     ),
     Mutant(
         "a-round-of-fsyncs-waits-for-the-store-before-the-next-begins",
@@ -188,7 +188,7 @@ REPLICATION_SERVERS: Final = (
         _REPLICA,
         "            if sealed.parent != position:\n",
         "            if False:\n",
-        [RANDOM],
+        [BROKERS],
     ),
     Mutant(
         "a-restarted-primary-drops-what-only-its-disk-has",
@@ -391,5 +391,38 @@ REPLICATION_SERVERS: Final = (
         "            from tfmq.replication.operations import decode_operations\n\n"
         "            self.applier.apply(decode_operations(entry.body))\n",
         [f"{SIMULATION}::test_a_standby_makes_its_folder_again_if_an_entry_does_not_fit_it"],
+    ),
+    Mutant(
+        "a-standby-begins-without-sealing",
+        "no two primaries have answers that both count",
+        _REPLICA,
+        "            sealed = yield from self._on_store(seal(term, self._clock.wall_ms(), position))\n",
+        "            sealed = Sealed(position, 0)\n",
+        [BROKERS],
+    ),
+    Mutant(
+        "a-follower-skips-operations",
+        "a standby has what its primary has stored",
+        _FOLLOWER,
+        "            apply_entry(self.applier, entry)\n",
+        "            if entry.position.slot % 20 != 19:\n                apply_entry(self.applier, entry)\n",
+        [BROKERS],
+    ),
+    Mutant(
+        "a-new-primary-forgets-the-sequences",
+        "a message that is sent again after a failover is stored once",
+        "tfmq/broker/partition_dirs.py",
+        "        return OpenedPartition(number, opened, producers)\n",
+        "        return OpenedPartition(number, opened, self._producers())\n",
+        [BROKERS],
+    ),
+    Mutant(
+        "a-new-primary-fires-again",
+        "a delayed message fires once, over failovers",
+        "journal/log/recovery.py",
+        "                self.sources.record(key, position, max(self.end, end), self.durable)\n",
+        "                if key[0] != 2:\n"
+        "                    self.sources.record(key, position, max(self.end, end), self.durable)\n",
+        [BROKERS],
     ),
 )
