@@ -135,6 +135,30 @@ def test_a_new_server_begins_from_a_snapshot_and_what_it_replaces_is_swept(
     assert new.broker is not None and client.number > 100 and new.errors == []
 
 
+def test_failovers_one_after_another_do_not_leave_more_and_more_entries_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each term is too short for a snapshot of its own, and a server that begins anew reads what no snapshot has."""
+    monkeypatch.setattr(primary_module, "SNAPSHOT_ENTRIES", 400)
+    monkeypatch.setattr(primary_module, "SWEEP_SECONDS", 3.0)  # a sweep does not put a snapshot off
+    world, servers, _ = make(9, count=2)
+    world.run(60)
+    assert sum(key.startswith("manifests/") for key in world.objects) > 1, "the first is that of the first start"
+    counts = []
+    for _ in range(12):
+        world.run(10)
+        first = primary_of(servers)
+        first.kill()
+        world.run(12)
+        first.lose_folder()
+        first.start()
+        world.run(3)
+        (standby,) = [each.replica for each in servers if each is first]
+        assert standby is not None
+        counts.append(standby._materialized_count)
+    assert max(counts) < 2 * 400
+
+
 def test_an_async_primary_serves_without_its_store_and_stores_a_snapshot_of_what_did_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

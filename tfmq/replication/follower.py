@@ -73,8 +73,8 @@ class Follower:
         """The last entry that was applied."""
         self.time_ms = time_ms
         """The time of that entry, by the clock of its primary."""
-        self.applied_bytes = 0
-        """Bytes of all entries that were applied."""
+        self.applied_count = 0
+        """How many entries were applied."""
         self._read: dict[int, bytes] = {}
         """Entries that were read and not applied, by slot."""
         self._reading: set[int] = set()
@@ -249,7 +249,7 @@ class Follower:
             self._rebased(entry.position)
         else:
             self.position, self.time_ms = entry.position, entry.time_ms
-            self.applied_bytes += size
+            self.applied_count += 1
             self._tell_lag()
         idle, self._idle = self._idle, None
         if idle is not None:

@@ -56,7 +56,8 @@ class Materialized(NamedTuple):
     """The result: the folder after the entry at `position`, which was made at `time_ms`.
 
     `kept_bytes`: in files that stayed. `downloaded_bytes`: of chunks. `moved`: how many files were moved aside.
-    `damage`: the sentence about a newer manifest that could not be used; "" if there is none.
+    `damage`: the sentence about a newer manifest that could not be used; "" if there is none. `entry_count`: of the
+    entries after the manifest.
     """
 
     position: Position
@@ -65,6 +66,7 @@ class Materialized(NamedTuple):
     downloaded_bytes: int = 0
     moved: int = 0
     damage: str = ""
+    entry_count: int = 0
 
 
 def find_start(store: Store, *, until: Position | None = None, at_ms: int | None = None) -> Start:
@@ -168,9 +170,9 @@ def materialize(
             first_error = first_error or error
             manifest = _next_readable(store, older)
             continue
-        position, time_ms = work.apply_entries(start, manifest)
+        position, time_ms, count = work.apply_entries(start, manifest)
         damage = "" if first_error is None else str(first_error)
-        result = Materialized(position, time_ms, work.kept_bytes, work.downloaded_bytes, work.moved, damage)
+        result = Materialized(position, time_ms, work.kept_bytes, work.downloaded_bytes, work.moved, damage, count)
         if record is not None:
             record(result)
         work.end()
@@ -260,22 +262,22 @@ class _Materializing:
                 self._write_file(file, aside)
         self._force_all(manifest)
 
-    def apply_entries(self, start: Start, manifest: Manifest) -> tuple[Position, int]:
-        """Apply the entries after the manifest durably. Return position and time of the last one."""
-        position, time_ms = manifest.position, manifest.time_ms
+    def apply_entries(self, start: Start, manifest: Manifest) -> tuple[Position, int, int]:
+        """Apply the entries after the manifest durably. Return position and time of the last one, and their number."""
+        position, time_ms, count = manifest.position, manifest.time_ms, 0
         applier = OperationApplier(self._disk, self._folder)
         try:
             for entry in read_entries(self._store, start.chain, position, start.until, self._executor):
                 if start.at_ms is not None and entry.time_ms > start.at_ms:
                     break
                 self._apply(applier, entry)
-                position, time_ms = entry.position, entry.time_ms
+                position, time_ms, count = entry.position, entry.time_ms, count + 1
             applier.force()
         except BaseException:
             applier.discard()
             raise
         applier.close()
-        return position, time_ms
+        return position, time_ms, count
 
     def end(self) -> None:
         self._disk.unlink(self._path(MARKER_PATH))

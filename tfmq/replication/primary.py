@@ -24,7 +24,8 @@ from tfmq.replication.task import CallLater, Done, Pause, Run, Steps, Task, Wait
 logger = logging.getLogger("tfmq.replication")
 
 SNAPSHOT_BYTES: Final = 256 << 20
-"""A snapshot is made after this many bytes of entries."""
+SNAPSHOT_ENTRIES: Final = 5_000
+"""A snapshot is made after this many bytes or entries, because a standby that begins anew reads all of them."""
 SWEEP_SECONDS: Final = 3600.0
 CHECK_SECONDS: Final = 0.25
 """Interval of the look for a hand-over, and whether the store still works."""
@@ -94,7 +95,9 @@ class Primary:
         *,
         stalled: Callable[[str], None],
         handed_over: Callable[[str], None],
+        entry_count: int = 0,
     ) -> None:
+        """`entry_count`: entries before the present term that no snapshot has, as far as is known."""
         self._store, self.disk, self.writer, self._settings = store, disk, writer, settings
         self._run, self._clock, self._call_later, self._random_bytes = run, clock, call_later, random_bytes
         self._stalled, self._handed_over = stalled, handed_over
@@ -115,6 +118,8 @@ class Primary:
         self._reason = ""
         self._snapshot_from = 0
         """`writer.stored_bytes` at the last snapshot."""
+        self._snapshot_slot = -entry_count
+        """The slot of the last snapshot in this term, or, below 0, how many entries before the term no snapshot has."""
         self._swept_at = clock.monotonic()
         self._needs_base = False
         """Whether bodies were discarded, so that the next entry of operations must be preceded by a BASE."""
@@ -227,7 +232,8 @@ class Primary:
     def _next_maintenance(self, now: float) -> Steps | None:
         if self._needs_base:
             return None if self.writer.trouble or not self.writer.is_idle else self.store_base()
-        if self.writer.stored_bytes - self._snapshot_from >= SNAPSHOT_BYTES:
+        entry_count = self.writer.position.slot - self._snapshot_slot
+        if self.writer.stored_bytes - self._snapshot_from >= SNAPSHOT_BYTES or entry_count >= SNAPSHOT_ENTRIES:
             return self._store_snapshot()
         if now - self._swept_at >= SWEEP_SECONDS:
             return self._sweep()
@@ -235,8 +241,8 @@ class Primary:
 
     def _maintenance_failed(self, error: BaseException) -> None:
         self._maintenance = None
-        # What failed is tried again after the next bytes; a BASE that is needed, at the next check.
-        self._snapshot_from, self._swept_at = self.writer.stored_bytes, self._clock.monotonic()
+        # What failed is tried again when the next one is due; a BASE that is needed, at the next check.
+        self._swept_at = self._clock.monotonic()
         if isinstance(error, ReplicationError | OSError):
             logger.error("a snapshot or a sweep of %s failed: %s", self._store.name, error)
         else:
@@ -260,6 +266,7 @@ class Primary:
             self.writer.put_reserved(EntryKind.BASE, b"")
             if discard_count == self._discard_count:
                 self._needs_base = False
+                self._note_snapshot()
                 view.commit(position)
             else:
                 self.writer.hold()  # for the next BASE: of what follows this one, something was discarded
@@ -279,6 +286,7 @@ class Primary:
                 yield Pause(RETRY_SECONDS_MAX)
 
     def _store_snapshot(self) -> Steps:
+        self._note_snapshot()
         view = self.disk.begin_snapshot()
         try:
             marked = self._marked = Wait()
@@ -315,4 +323,7 @@ class Primary:
 
     def _end_maintenance(self) -> None:
         self._maintenance = None
-        self._snapshot_from = self.writer.stored_bytes
+
+    def _note_snapshot(self) -> None:
+        """Count the entries for the next snapshot from here on."""
+        self._snapshot_from, self._snapshot_slot = self.writer.stored_bytes, self.writer.position.slot

@@ -122,6 +122,8 @@ class Replica:
         self._since_ms = clock.wall_ms()
         """When `role` changed last, ms since 1970."""
         self._folder_version = 0
+        self._materialized_count = 0
+        """Entries after the snapshot from which this server made its folder."""
         self._successor = ""
         self._primary_member = ""
         self._anchor: File | None = None
@@ -311,8 +313,9 @@ class Replica:
         )
         return True
 
-    def _serve(self, term: Term, sealed: Sealed, *, needs_base: bool, time_ms: int = 0) -> Steps:
-        """Begin the term, and be primary. `time_ms`: the time of the last entry that was applied, if it is known."""
+    def _serve(self, term: Term, sealed: Sealed, *, needs_base: bool, time_ms: int = 0, entry_count: int = 0) -> Steps:
+        """Begin the term, and be primary. `time_ms`: the time of the last entry that was applied, if it is known.
+        `entry_count`: as for `Primary`."""
         now_ms = max(self._clock.wall_ms(), time_ms)
         yield from self._on_store(begin(term, sealed, now_ms))
         self._write_state("primary", Position(term.number, 0), is_clean=False, time_ms=now_ms)
@@ -332,6 +335,7 @@ class Replica:
         primary = Primary(
             self._store, disk, writer, self._settings, self._run, self._executor, self._clock, self._call_later,
             self._random_bytes, self._pause, stalled=self._host.stalled, handed_over=self._handed_over,
+            entry_count=entry_count,
         )  # fmt: skip
         writer.start()
         while needs_base:
@@ -403,6 +407,7 @@ class Replica:
                 if (yield from self._on_store(newest_begun())) is None and (yield from self._begin_first_term()):
                     raise Deposed("this server has become primary") from None
         self.trouble = found.damage
+        self._materialized_count = found.entry_count
         if found.moved:
             logger.warning("%d files that no primary has continued from were moved to %s", found.moved, aside)
         return found.position, found.time_ms
@@ -502,7 +507,13 @@ class Replica:
             yield follower.applier.force
             follower.stop(lambda: None)
             yield follower.close
-            yield from self._serve(term, sealed, needs_base=False, time_ms=follower.time_ms)
+            yield from self._serve(
+                term,
+                sealed,
+                needs_base=False,
+                time_ms=follower.time_ms,
+                entry_count=self._materialized_count + follower.applied_count,
+            )
         except Deposed as error:
             logger.info("this server stays a standby: %s", error)
             if follower.is_stopped:

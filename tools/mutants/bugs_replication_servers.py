@@ -191,6 +191,22 @@ REPLICATION_SERVERS: Final = (
         [BROKERS],
     ),
     Mutant(
+        "a-new-primary-counts-only-its-own-entries-for-a-snapshot",
+        "failovers one after another do not leave more and more entries to read",
+        _REPLICA,
+        "            entry_count=entry_count,\n",
+        "",
+        [f"{SIMULATION}::test_failovers_one_after_another_do_not_leave_more_and_more_entries_to_read"],
+    ),
+    Mutant(
+        "a-sweep-puts-the-next-snapshot-off",
+        "failovers one after another do not leave more and more entries to read",
+        _PRIMARY,
+        "    def _end_maintenance(self) -> None:\n        self._maintenance = None\n",
+        "    def _end_maintenance(self) -> None:\n        self._maintenance = None\n        self._note_snapshot()\n",
+        [f"{SIMULATION}::test_failovers_one_after_another_do_not_leave_more_and_more_entries_to_read"],
+    ),
+    Mutant(
         "a-restarted-primary-drops-what-only-its-disk-has",
         "a primary that starts again within its lease loses nothing that was written",
         _REPLICA,
