@@ -37,7 +37,7 @@ from tools.rigs.soak_worker import LATER, PAIRS, PARTITIONS
 
 LEASE_SECONDS: Final = 5.0
 """Clients notice a frozen server after 6 s. With a shorter lease that would take longest."""
-HEARTBEAT_SECONDS: Final = 1.0
+HEARTBEAT_SECONDS: Final = 0.5
 SERVICE_SECONDS: Final = 3.0
 """After the lease, service must be back within this time."""
 ANSWER_SECONDS: Final = 60.0
