@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from journal.clock import SystemClock
 from journal.disk import RealDisk
+from tests.server.fakes import FakeReactor
+from tests.server.wire import Wire, running
 from tfmq.config import load
 from tfmq.server.reactor import Turn, TurnReactor
-from tfmq.server.replication import Replication
+from tfmq.server.replication import LostStore, Replication
 
 PATIENCE_SECONDS = 20
 
@@ -30,7 +34,7 @@ def test_a_turn_ends_after_a_result_of_the_store(reactor: Any, tmp_path: Path) -
     (tmp_path / "store").mkdir()
     config = load(flags={"server.data": str(tmp_path / "data"), "replicate.url": f"file://{tmp_path}/store"})
     turn = Turn(reactor)
-    server: Any = None  # nothing of it is needed
+    server: Any = SimpleNamespace(close_connections=None)  # nothing of it is called
     replication = Replication(config, reactor, RealDisk(), SystemClock(), os.urandom, server, turn)
     replication.open("localhost:1")
     results: list[Any] = []
@@ -43,3 +47,31 @@ def test_a_turn_ends_after_a_result_of_the_store(reactor: Any, tmp_path: Path) -
         reactor.doPoll(0.1)
     replication.close()
     assert seen[-1:] == [1]
+
+
+def test_without_its_store_a_primary_closes_its_connections_after_each_lease() -> None:
+    """Clients with several addresses then find the server that has become primary."""
+    reactor = FakeReactor()
+    closed: list[float] = []
+    lost = LostStore(reactor.callLater, 10.0, lambda: closed.append(reactor.seconds()))
+    lost.begin()
+    lost.begin()
+    reactor.pump([1] * 25)
+    assert closed == [10.0, 20.0]
+    lost.end()
+    reactor.pump([1] * 25)
+    assert len(closed) == 2 and reactor.getDelayedCalls() == []
+
+
+def test_a_client_of_a_server_without_its_store_is_disconnected(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    settings = (
+        f"replicate.url=file://{tmp_path}/store",
+        "replicate.lease_seconds=1",
+        "replicate.heartbeat_seconds=0.2",
+    )
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    with running(tmp_path / "data", *arguments) as (_, address):
+        wire = Wire(address)
+        shutil.rmtree(tmp_path / "store")
+        assert wire.socket.recv(1) == b""

@@ -57,6 +57,9 @@ class ReplicatedServer(Protocol):
     def refuse(self, reason: str) -> None:
         """Refuse requests that write, for this reason; with "", accept them again."""
 
+    def close_connections(self) -> None:
+        """Close all connections of clients, after the replies that are to be sent."""
+
     def hand_over(self) -> None:
         """Stop the broker cleanly; `Replication.stop` then seals the term."""
 
@@ -65,6 +68,34 @@ class ReplicatedServer(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """End the process with the error's sentence."""
+
+
+class LostStore:
+    """While a primary can store nothing, closes its connections, first after a lease and then after each one.
+
+    Meanwhile another server may have become primary. A client that has several addresses tries the others before it
+    comes back; without this it would stay, and be refused until its requests fail.
+    """
+
+    def __init__(
+        self, call_later: Callable[[float, Callable[[], None]], Any], lease_seconds: float, close: Callable[[], None]
+    ) -> None:
+        self._call_later, self._lease_seconds, self._close = call_later, lease_seconds, close
+        self._call: Any = None
+
+    def begin(self) -> None:
+        if self._call is None:
+            self._call = self._call_later(self._lease_seconds, self._close_all)
+
+    def end(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    def _close_all(self) -> None:
+        self._call = None
+        self.begin()
+        self._close()
 
 
 class Replication:
@@ -88,6 +119,7 @@ class Replication:
         self._executor = ThreadPoolExecutor(CHUNK_THREADS, thread_name_prefix="replica-chunk")
         self._thread = threading.get_ident()
         self._turn = turn
+        self._lost_store = LostStore(reactor.callLater, config.replicate.lease_seconds, server.close_connections)
         self._address = ""
         self._replica: Replica | None = None
 
@@ -144,6 +176,7 @@ class Replication:
 
     def stop(self, done: Callable[[], None]) -> None:
         """Store all that is left and end the term, or stop following; then call `done()`."""
+        self._lost_store.end()
         if self._replica is None:
             done()
         else:
@@ -234,6 +267,10 @@ class Replication:
 
     def stalled(self, reason: str) -> None:
         self._server.refuse(reason)
+        if reason:
+            self._lost_store.begin()
+        else:
+            self._lost_store.end()
 
     def hand_over(self) -> None:
         self._server.hand_over()

@@ -537,9 +537,7 @@ class Server:
         assert self._replication is not None
         self._end_health()
         self.__dict__.pop("_session_context", None)
-        # These were told that this server is a standby.
-        for session in list(self._sessions):
-            session.transport.end()
+        self.close_connections()  # these clients were told that this server is a standby
         self._serve()
         self.on_ready()
 
@@ -552,6 +550,10 @@ class Server:
     def refuse(self, reason: str) -> None:
         """Refuse requests that write, because they could not be stored; with "", accept them again."""
         self._broker.backpressure.refusal = reason
+
+    def close_connections(self) -> None:
+        for session in list(self._sessions):
+            session.transport.end()
 
     def hand_over(self) -> None:
         self.stop(lambda: self.on_restart("it has handed over to the standby that has asked for it"))
@@ -856,8 +858,7 @@ class Server:
 
     def _engine_stopped(self, done: Callable[[], None]) -> None:
         self._turn.request_end()
-        for session in list(self._sessions):
-            session.transport.end()
+        self.close_connections()
         self._close_by(self._clock.monotonic() + LAST_REPLY_SECONDS, done)
 
     def _close_by(self, deadline: float, done: Callable[[], None]) -> None:

@@ -441,4 +441,12 @@ REPLICATION_SERVERS: Final = (
         "                    self.sources.record(key, position, max(self.end, end), self.durable)\n",
         [BROKERS],
     ),
+    Mutant(
+        "clients-stay-at-a-primary-without-its-store",
+        "clients of a primary that has lost its store find the next primary",
+        "tfmq/server/replication.py",
+        "            self._lost_store.begin()\n",
+        "            pass\n",
+        ["tests/server/test_replication.py"],
+    ),
 )
