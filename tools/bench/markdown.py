@@ -1,4 +1,6 @@
-"""The tables of docs/performance.md and docs/security.md, from what `python -m tools.bench --peers --save FILE` stored.
+"""The tables of the pages, from what `python -m tools.bench --peers --save FILE` stored.
+
+The pages are docs/performance.md, docs/security.md and docs/replication.md.
 
 Between the marks `figures of ROW, ROW` and `end of figures` of a page stands the table of these rows, between the
 marks `measured` and `end of measured` what was measured where and when. A page without any of the rows stays as it
@@ -14,7 +16,7 @@ from typing import Any
 from tools.bench import peer_plot
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = tuple(DOCS / name for name in ("performance.md", "security.md"))
+PAGES = tuple(DOCS / name for name in ("performance.md", "security.md", "replication.md"))
 TABLE = re.compile(r"(<!-- figures of ([a-z_, ]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 MEASURED = re.compile(r"(<!-- measured -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 
