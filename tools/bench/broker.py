@@ -43,9 +43,12 @@ class Broker:
         return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
 
-def start(data: Path, *settings: str) -> Broker:
-    """Start a server on `data`; `settings` are `section.key=value`."""
-    command = [sys.executable, "-m", "tfmq.server.main", "--data", str(data), "--listen", "127.0.0.1:0"]
+SERVER = "tfmq.server.main"
+
+
+def start(data: Path, *settings: str, program: str = SERVER) -> Broker:
+    """Start a server on `data`; `settings` are `section.key=value`, `program` is a module."""
+    command = [sys.executable, "-m", program, "--data", str(data), "--listen", "127.0.0.1:0"]
     command += ["--set", "http.listen="]
     for setting in settings:
         command += ["--set", setting]
@@ -60,10 +63,10 @@ def start(data: Path, *settings: str) -> Broker:
 
 
 @contextmanager
-def broker(*settings: str, data: Path | None = None) -> Iterator[Broker]:
+def broker(*settings: str, data: Path | None = None, program: str = SERVER) -> Iterator[Broker]:
     """A server on a temporary folder (or on `data`), stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="tfmq-bench-") as folder:
-        server = start(data or Path(folder) / "data", *settings)
+        server = start(data or Path(folder) / "data", *settings, program=program)
         try:
             yield server
         finally:
