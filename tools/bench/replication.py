@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import tfmq
-from tfmq.replication.entries import CHUNKS, ENTRIES
+from tfmq.replication.entries import ENTRIES
 from tfmq.replication.store import Store
 from tfmq.replication.stores.open_store import open_store
 from tools.bench import produce, throttled_server
@@ -165,19 +165,18 @@ def send_ms(server: Broker) -> float:
     return 1e3 * send_seconds(server.address, "synced")
 
 
-def entry_bytes(url: str) -> int:
-    """The size that most entries have in the middle: that of one send, after many of them."""
+def entry_sizes(url: str) -> list[int]:
     store = open_store(url)
     sizes = [each.size_bytes for each in store.list(ENTRIES)]
     store.close()
-    return int(median(sizes))
+    return sizes
 
 
 def latencies(place: Place, runs: int) -> list[Figure]:
     """One send after the other, and bare puts as large as their entries."""
     with brokers(place) as (servers, sync):
         send_ms(servers[1])
-        size = entry_bytes(sync)
+        size = int(median(entry_sizes(sync)))  # most of them are of one send
         bare = place.url(f"bare-{secrets.token_hex(4)}")
         programs: list[Callable[[], float]] = [partial(send_ms, server) for server in servers]
         programs.append(lambda: median(put_ms(place, bare, size, PUTS)))
@@ -240,29 +239,14 @@ def rates(place: Place, runs: int) -> list[Figure]:
 
 
 def stored_bytes(place: Place) -> list[Figure]:
-    """Bytes in the store for each byte of payload; snapshots are additional."""
+    """Bytes of entries for each byte of payload."""
     url = place.url(f"bytes-{secrets.token_hex(4)}")
-    rows = []
     with broker(*settings(url), program=place.program) as server, tfmq.Producer(server.address) as producer:
-        before = sizes(url)
+        before = sum(entry_sizes(url))
         producer.send_many("bytes", [LARGE] * LARGE_COUNT).result(TIMEOUT_SECONDS)
-        after = sizes(url)
-    produced = LARGE_COUNT * len(LARGE)
-    for kind, prefix in (("entries", ENTRIES), ("chunks of snapshots", CHUNKS)):
-        stored = after.get(prefix, 0) - before.get(prefix, 0)
-        rows.append(Figure(f"{place.kind}: stored, of 1 KB messages", kind, stored / produced, "B/B"))
-    return rows
-
-
-def sizes(url: str) -> dict[str, int]:
-    """Bytes in a store by kind of object."""
-    store = open_store(url)
-    found: dict[str, int] = {}
-    for each in store.list(""):
-        kind = each.key.partition("/")[0] + "/"
-        found[kind] = found.get(kind, 0) + each.size_bytes
-    store.close()
-    return found
+        stored = sum(entry_sizes(url)) - before
+    row = f"{place.kind}: stored, of 1 KB messages"
+    return [Figure(row, "entries", stored / (LARGE_COUNT * len(LARGE)), "B/B")]
 
 
 # Failovers
