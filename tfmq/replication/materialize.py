@@ -24,9 +24,10 @@ from tfmq.replication.entries import Entry, EntryKind, Position, entry_key, mani
 from tfmq.replication.errors import InvalidObject, NewerObject, NoReplica
 from tfmq.replication.manifest import Chunk, Manifest, ManifestFile, hash_chunk, is_inline
 from tfmq.replication.operations import LOCAL_FOLDER, OperationApplier, decode_operations
-from tfmq.replication.snapshot import FolderSource, Progress, ignore_progress
+from tfmq.replication.snapshot import FolderFile, FolderSource, Progress, ignore_progress
 from tfmq.replication.store import Store
 
+COMPARED_BYTES: Final = 1 << 20
 MARKER_PATH: Final = f"{LOCAL_FOLDER}/materializing"
 """A file in the data folder while its content is incomplete."""
 NEW_PATH: Final = f"{LOCAL_FOLDER}/new-file"
@@ -149,7 +150,8 @@ def materialize(
     Files that are not replicated stay as they are. Everything is durable on return. The caller holds the folder's lock.
 
     Args:
-        aside: a folder of the same file system. What `folder` has otherwise is moved there; without it, it is removed.
+        aside: a folder of the same file system. What `folder` has otherwise is moved there, unless it goes on there;
+            without it, it is removed.
         record: called when everything is durable and before the folder counts as complete, to store what it is.
         progress: called with the bytes of files that were verified or written.
 
@@ -171,6 +173,8 @@ def materialize(
             manifest = _next_readable(store, older)
             continue
         position, time_ms, count = work.apply_entries(start, manifest)
+        if aside is not None:
+            work.drop_common(aside)
         damage = "" if first_error is None else str(first_error)
         result = Materialized(position, time_ms, work.kept_bytes, work.downloaded_bytes, work.moved, damage, count)
         if record is not None:
@@ -278,6 +282,32 @@ class _Materializing:
             raise
         applier.close()
         return position, time_ms, count
+
+    def drop_common(self, aside: str) -> None:
+        """Remove the files of `aside` with whose bytes the files of the folder begin, as those of logs do that only
+        went on. Not forced: what a power cut brings back takes space and nothing else."""
+        if not self._disk.exists(aside):
+            return
+        moved = FolderSource(self._disk, aside)
+        for file in list(moved.files):
+            if self._begins_with(moved, file):
+                self._disk.unlink(join(aside, file.path))
+                self.moved -= 1
+        for folder in reversed(["", *moved.folders]):
+            path = join(aside, folder) if folder else aside
+            if not self._disk.list(path):
+                self._disk.remove_folder(path)
+
+    def _begins_with(self, moved: FolderSource, file: FolderFile) -> bool:
+        path = self._path(file.path)
+        if not self._disk.exists(path) or self._disk.is_folder(path) or self._disk.size(path) < file.size:
+            return False
+        mine = FolderSource(self._disk, self._folder)
+        return all(
+            moved.read(file, position, COMPARED_BYTES)
+            == mine.read(file, position, min(COMPARED_BYTES, file.size - position))
+            for position in range(0, file.size, COMPARED_BYTES)
+        )
 
     def end(self) -> None:
         self._disk.unlink(self._path(MARKER_PATH))

@@ -15,6 +15,22 @@ COMMANDS: Final = "tests/cli/test_replica.py"
 
 REPLICATION_SNAPSHOTS: Final = (
     Mutant(
+        "what-only-went-on-is-kept-a-second-time",
+        "the folder of a primary that lost its term is not doubled",
+        "tfmq/replication/materialize.py",
+        "        if aside is not None:\n            work.drop_common(aside)\n",
+        "",
+        ["tests/replication/test_materialize.py"],
+    ),
+    Mutant(
+        "a-file-that-differs-is-dropped",
+        "what only a deposed primary has is kept",
+        "tfmq/replication/materialize.py",
+        "            for position in range(0, file.size, COMPARED_BYTES)\n",
+        "            for position in range(0)\n",
+        ["tests/replication/test_materialize.py"],
+    ),
+    Mutant(
         "any-bytes-are-the-chunk",
         "a chunk that does not have the content that its name says is refused",
         "tfmq/replication/manifest.py",
