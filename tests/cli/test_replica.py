@@ -79,7 +79,7 @@ def test_the_newest_state_and_one_of_a_moment(offline: Cli, primary: Primary, ur
 
 def test_a_moment_outside_of_the_history_is_told_what_is_there(offline: Cli, url: str, tmp_path: Path) -> None:
     for time_ms, advice in (
-        (NOON_MS + 9_999, "its older entries"),
+        (NOON_MS + 9_999, "older entries were swept, or never made"),
         (NOON_MS + 30_001, "without --at you get the newest"),
     ):
         ran = offline("replica", "restore", url, str(tmp_path / "data"), "--at", at(time_ms))

@@ -196,7 +196,7 @@ def find_moment(store: Store, at_ms: int) -> Start:
     first = _first_time(store, newest.chain.manifests)
     is_later = last_ms is not None and at_ms > last_ms
     history = f"from {time_text(first, exact=True)} to {time_text(last_ms, exact=True)}"
-    advice = "without --at you get the newest state" if is_later else "its older entries were swept"
+    advice = "without --at you get the newest state" if is_later else "older entries were swept, or never made"
     raise click.ClickException(
         f"the history at {store.name} goes {history}, so there is nothing of {time_text(at_ms, exact=True)}: {advice}"
     )

@@ -136,10 +136,11 @@ class Replication:
             self._replica.check_identity()
         except StoreUnavailable as error:
             lock.release()
-            raise NotAllowed(f"The store of replicate.url cannot be used now: {error}. Then start again.") from None
+            reason = str(error).rstrip(".")
+            raise NotAllowed(f"The store of replicate.url cannot be used now: {reason}. Start again later.") from None
         except (StoreRefused, InvalidObject) as error:
             lock.release()
-            raise ConfigError(f"replicate.url: {error}.", key="replicate.url") from None
+            raise ConfigError(f"replicate.url: {str(error).rstrip('.')}.", key="replicate.url") from None
 
     def _create_replica(self, address: str, lock: Lock) -> Replica:
         settings = self._config.replicate

@@ -151,7 +151,7 @@ class ObjectStore:
                 raise
 
     def list(self, prefix: str, after: str = "") -> Iterator[StoredObject]:
-        with self._translated_errors(f"a list of {prefix}"):
+        with self._translated_errors(f"a list of {prefix or 'its objects'}"):
             # obstore lists whole folders. Where the prefix ends in the middle of a name, the list begins before it.
             folder = prefix.rpartition("/")[0]
             before = max(after, prefix[:-1]) if prefix and not prefix.endswith("/") else after
