@@ -292,7 +292,7 @@ class Replicate:
     url: str = setting(
         "",
         Text(
-            "the URL of a store, such as s3://bucket/prefix, file:///mnt/shared or postgresql+psycopg://host/db",
+            "the URL of a store, such as s3://bucket/prefix, file:///mnt/shared/orders or postgresql+psycopg://host/db",
             empty=True,
         ),
         "Replicate the data folder through this store, with all servers that have the same URL; empty: do not.",
