@@ -14,6 +14,7 @@ from tfmq.replication.entries import Position
 from tfmq.replication.errors import StoreUnavailable
 from tfmq.replication.follower import Follower
 from tfmq.replication.local_state import LocalStateFile
+from tfmq.replication.materialize import MARKER_PATH
 from tfmq.replication.operations import OperationApplier
 from tfmq.replication.replica import Replica
 from tfmq.replication.snapshot import Snapshotter
@@ -429,6 +430,50 @@ def test_a_standby_that_gets_another_store_makes_its_folder_again() -> None:
     client.pause = 1e9
     world.run(5)
     assert content_of(standby) == content_of(primary) and len(world.promotions) == 2
+
+
+def test_a_standby_does_not_become_the_first_primary_of_an_empty_store() -> None:
+    world, servers, client = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    standby.stop()
+    world.run(10)
+    primary.stop()
+    written = content_of(primary)[LOG]
+    world.objects.clear()
+    standby.start()
+    world.run(20)
+    assert standby.replica is not None and standby.broker is None
+    assert "start the primary first" in standby.replica.status("sync")["trouble"] and not world.objects
+    primary.start()
+    world.run(10)
+    client.pause = 1e9
+    world.run(5)
+    assert primary_of(servers) is primary and content_of(primary)[LOG].startswith(written)
+    assert content_of(standby) == content_of(primary) and standby.replica.status("sync")["trouble"] == ""
+
+
+def test_a_standby_whose_state_was_removed_begins_in_an_empty_store() -> None:
+    world, servers, client = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    client.pause = 1e9
+    world.run(5)
+    standby.stop()
+    primary.kill()
+    world.run(1)  # what was on its way arrives
+    world.objects.clear()
+    state = f"{FOLDER}/replica/state"
+    standby.disk.unlink(state)
+    standby.disk.create(f"{FOLDER}/{MARKER_PATH}").close()
+    standby.start()
+    world.run(10)
+    assert standby.replica is not None and "incomplete" in standby.replica.trouble and standby.broker is None
+    standby.stop()
+    standby.disk.unlink(f"{FOLDER}/{MARKER_PATH}")
+    standby.start()
+    world.run(10)
+    assert standby.broker is not None and len(standby.broker.numbers) > 20 and standby.errors == []
 
 
 def test_the_status_of_all_servers_says_that_the_store_cannot_be_reached() -> None:

@@ -36,7 +36,7 @@ from tfmq.replication.entry_writer import EntryWriter
 from tfmq.replication.errors import Deposed, InvalidObject, NoReplica, ReplicationError, StoreRefused, StoreUnavailable
 from tfmq.replication.follower import Follower, Poll
 from tfmq.replication.liveness import StandbyLease
-from tfmq.replication.local_state import LocalState, LocalStateFile, Role
+from tfmq.replication.local_state import STATE_NAME, LocalState, LocalStateFile, Role
 from tfmq.replication.materialize import Materialized, apply_entry, find_start, is_incomplete, materialize
 from tfmq.replication.operations import LOCAL_FOLDER, OperationApplier, is_replicated
 from tfmq.replication.primary import Primary, Settings
@@ -231,7 +231,7 @@ class Replica:
         state = self._state
         if begun is None:
             newest = yield from self._on_store(newest_term())
-            if newest is None and (yield from self._begin_first_term()):
+            if newest is None and not self._hindrance() and (yield from self._begin_first_term()):
                 return None
         elif (
             state.role == "primary"
@@ -258,6 +258,19 @@ class Replica:
             return not is_known or decode_entry(data, state.position).time_ms == state.time_ms
         except InvalidObject:
             return False
+
+    def _hindrance(self) -> str:
+        """Return why this server must not be the first primary of a store, whose folder the others take; "" if it may.
+        Its folder may be older than that of the primary before, or a part of one."""
+        if is_incomplete(self._disk, self._folder):
+            return f"{self._store.name} has no replica, and {self._folder} is incomplete: start the primary first"
+        if self._state.role == "standby":
+            return (
+                f"{self._store.name} has no replica, and this server was a standby: start the primary first, or, if its"
+                f" folder is lost, remove {join(self._folder, LOCAL_FOLDER)}/{STATE_NAME} of this server and start it"
+                " again"
+            )
+        return ""
 
     def _begin_first_term(self) -> Steps:
         node = read_node(self._disk, self._folder) or self._random_bytes(16).hex()
@@ -401,8 +414,13 @@ class Replica:
                 found = yield work
                 break
             except NoReplica as error:
-                self.trouble = str(error)
+                hindrance = self._hindrance()
+                if hindrance and hindrance != self.trouble:
+                    logger.error("this server waits: %s", hindrance)
+                self.trouble = hindrance or str(error)
                 yield Pause(PAUSE_SECONDS_MAX)
+                if hindrance:
+                    continue
                 # The server that was to store the first snapshot may be gone. It has not served yet.
                 if (yield from self._on_store(newest_begun())) is None and (yield from self._begin_first_term()):
                     raise Deposed("this server has become primary") from None

@@ -449,4 +449,20 @@ REPLICATION_SERVERS: Final = (
         "            pass\n",
         ["tests/server/test_replication.py"],
     ),
+    Mutant(
+        "a-standby-becomes-the-first-primary",
+        "a standby that is started first on an empty store waits for the primary",
+        _REPLICA,
+        '        if self._state.role == "standby":\n            return (',
+        "        if False:\n            return (",
+        [f"{SIMULATION}::test_a_standby_does_not_become_the_first_primary_of_an_empty_store"],
+    ),
+    Mutant(
+        "an-incomplete-folder-begins-a-store",
+        "an incomplete folder becomes no primary's",
+        _REPLICA,
+        "        if is_incomplete(self._disk, self._folder):\n            return f",
+        "        if False:\n            return f",
+        [f"{SIMULATION}::test_a_standby_whose_state_was_removed_begins_in_an_empty_store"],
+    ),
 )
