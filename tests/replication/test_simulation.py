@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 import tfmq.replication.primary as primary_module
 from tests.replication.cluster import FOLDER, LOG, Client, Server, World, cause_faults, content_of, end_faults
 from tests.scale import scaled
-from tfmq.replication.entries import Position
-from tfmq.replication.errors import StoreUnavailable
+from tfmq.errors import NotAllowed
+from tfmq.replication.entries import EntryKind, Position, encode_entry, handover_key, parse_position
+from tfmq.replication.errors import ReplicationError, SnapshotTooSlow, StoreUnavailable
 from tfmq.replication.follower import Follower
 from tfmq.replication.local_state import LocalStateFile
 from tfmq.replication.materialize import MARKER_PATH
@@ -181,7 +183,7 @@ def test_an_async_primary_serves_without_its_store_and_stores_a_snapshot_of_what
 
 
 def test_a_standby_that_falls_behind_says_so_in_its_status_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    world, servers, _ = make(9, count=2)
+    world, servers, _ = make(3, count=2)
     world.settings = world.settings._replace(lease_seconds=600.0)
     world.run(10)
     server = next(each for each in servers if each.primary is None)
@@ -221,15 +223,15 @@ def test_an_old_copy_of_the_primary_s_folder_takes_nothing_back(caplog: pytest.L
     assert "it is made from the store again" in caplog.text
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, method: str) -> list[int]:
-    """Let the next call of a method of `Snapshotter` do its work, and lose the answer. The list is empty after it."""
+def fail_once(monkeypatch: pytest.MonkeyPatch, method: str, error: ReplicationError) -> list[int]:
+    """Let the next call of a method of `Snapshotter` do its work, and fail. The list is empty after it."""
     original, left = getattr(Snapshotter, method), [1]
 
     def failing(*arguments: Any) -> Any:
         result = original(*arguments)
         if left:
             left.pop()
-            raise StoreUnavailable("once")
+            raise error
         return result
 
     monkeypatch.setattr(Snapshotter, method, failing)
@@ -242,7 +244,7 @@ def test_what_was_recorded_before_a_base_is_not_stored_after_it(monkeypatch: pyt
     world, servers, client = make(7, is_sync=False)
     world.run(10)
     primary = primary_of(servers)
-    left = fail_once(monkeypatch, method)
+    left = fail_once(monkeypatch, method, StoreUnavailable("once"))
     world.is_down = True
     world.run(30)
     world.is_down = False
@@ -474,6 +476,82 @@ def test_a_standby_whose_state_was_removed_begins_in_an_empty_store() -> None:
     standby.start()
     world.run(10)
     assert standby.broker is not None and len(standby.broker.numbers) > 20 and standby.errors == []
+
+
+@pytest.mark.parametrize("method", ["upload", "store_manifest"])
+def test_a_first_snapshot_that_takes_too_long_is_begun_again(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    left = fail_once(monkeypatch, method, SnapshotTooSlow("the snapshot took more than 1 s"))
+    world, servers, client = make(5, count=1)
+    server = servers[0]
+    while left:
+        world.run(0.01)
+    world.run(0.1)
+    assert server.replica is not None and "took more than" in server.replica.status("sync")["trouble"]
+    world.run(15)
+    assert server.broker is not None and server.errors == [] and client.number > 20
+    assert server.replica.status("sync")["trouble"] == "" and len(world.promotions) == 1
+
+
+def test_a_note_of_the_position_does_not_replace_what_a_stop_writes() -> None:
+    world, servers, _ = make(5, count=2)
+    world.run(10)
+    primary = primary_of(servers)
+    assert primary.replica is not None
+    run, left = primary.run_job, [1]
+
+    def run_note_late(work: Any, done: Any) -> None:
+        if left and getattr(getattr(work, "func", None), "__func__", None) is LocalStateFile.write:
+            left.pop()
+            primary.call_later(1.0, partial(run, work, done))
+        else:
+            run(work, done)
+
+    primary.replica._run = run_note_late
+    while left:
+        world.run(0.01)
+    primary.stop(at_end=lambda: world.run(2))
+    assert LocalStateFile(primary.disk, FOLDER).read(world.generator.randbytes).is_clean
+
+
+def test_a_standby_whose_hand_over_another_has_asked_for_first_is_told_so() -> None:
+    world, servers, _ = make(3)
+    world.run(10)
+    first, second = [each.replica for each in servers if each.replica is not None and each.broker is None]
+    answers: list[BaseException | None] = []
+    for each in (first, first, second):
+        each.request_hand_over(answers.append)
+        world.run(0.15)
+    assert answers[:2] == [None, None] and first._state.member in str(answers[2])
+    assert isinstance(answers[2], NotAllowed)
+    world.run(10)
+    assert primary_of(servers).replica is first
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"a" * 65])
+def test_a_damaged_request_for_a_hand_over_is_in_the_status(body: bytes) -> None:
+    world, servers, client = make(3)
+    world.run(10)
+    replica = primary_of(servers).replica
+    world.objects[handover_key(1)] = body, world.clock.time()
+    before = client.number
+    world.run(10)
+    assert replica is not None and handover_key(1) in replica.status("sync")["trouble"]
+    assert len(world.promotions) == 1 and client.number > before + 20
+
+
+def test_a_damaged_end_of_a_term_is_in_the_status_of_the_standby() -> None:
+    world, servers, _ = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    standby.is_cut_off = True
+    primary.stop()
+    key = max(key for key in world.objects if key.startswith("entries/"))
+    position = parse_position(key)
+    assert position is not None
+    world.objects[key] = encode_entry(EntryKind.FENCE, position, 0, [b"?"]), world.clock.time()
+    standby.is_cut_off = False
+    world.run(5)
+    assert standby.replica is not None and key in standby.replica.status("sync")["trouble"]
 
 
 def test_the_status_of_all_servers_says_that_the_store_cannot_be_reached() -> None:

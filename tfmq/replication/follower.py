@@ -227,20 +227,21 @@ class Follower:
         if self.is_behind:
             self._read_from(position.slot + 1)
 
-    def _apply(self, data: bytes, position: Position) -> Entry:
-        """Decode an entry, and apply its operations. Runs in a worker."""
+    def _apply(self, data: bytes, position: Position) -> tuple[Entry, Fence | None]:
+        """Decode an entry, and apply its operations. Runs in a worker. Raises InvalidObject, OSError, Full."""
         entry = decode_entry(data, position)
         if entry.kind == EntryKind.OPERATIONS:
             apply_entry(self.applier, entry)
-        return entry
+        return entry, Fence.decode(entry) if entry.kind == EntryKind.FENCE else None
 
-    def _applied(self, size: int, entry: Entry | None, error: BaseException | None) -> None:
+    def _applied(self, size: int, result: tuple[Entry, Fence | None] | None, error: BaseException | None) -> None:
         self._is_applying = False
+        entry, fence = result or (None, None)
         if entry is None:
             self._fail(error or InvalidObject("an entry was not applied"))
-        elif entry.kind == EntryKind.FENCE:
+        elif fence is not None:
             self._is_paused = True
-            self._ended(entry.position, Fence.decode(entry))
+            self._ended(entry.position, fence)
         elif entry.kind == EntryKind.BEGIN:
             self._fail(InvalidObject(f"{entry_key(entry.position)} begins a term in the middle of one"))
         elif entry.kind == EntryKind.BASE:

@@ -12,7 +12,7 @@ from journal.clock import Clock
 from journal.fsync import WhenStored
 from tfmq.replication.entries import CUT_BYTES, EntryKind, Position, handover_key, manifest_key
 from tfmq.replication.entry_writer import RETRY_SECONDS_MAX, EntryWriter
-from tfmq.replication.errors import ReplicationError, SnapshotLost, StoreUnavailable
+from tfmq.replication.errors import InvalidObject, ReplicationError, SnapshotLost, StoreUnavailable
 from tfmq.replication.liveness import PrimaryLease
 from tfmq.replication.manifest import Content
 from tfmq.replication.recording_disk import RecordingDisk
@@ -29,6 +29,8 @@ SNAPSHOT_ENTRIES: Final = 5_000
 SWEEP_SECONDS: Final = 3600.0
 CHECK_SECONDS: Final = 0.25
 """Interval of the look for a hand-over, and whether the store still works."""
+MEMBER_BYTES_MAX: Final = 64
+"""Maximum size of the id of a member in a request for a hand-over."""
 BACKLOG_BYTES_MAX: Final = 256 << 20
 """A primary whose store cannot be reached keeps so many bytes of operations in memory at most."""
 
@@ -42,6 +44,17 @@ class Settings(NamedTuple):
     heartbeat_seconds: float
     lease_seconds: float
     history_seconds: float
+
+
+def read_handover(store: Store, term: int) -> str | None:
+    """Return the member that has asked for the hand-over of a term; None if nobody has. Raises InvalidObject,
+    StoreUnavailable, StoreRefused."""
+    data = store.get(handover_key(term))
+    if data is None:
+        return None
+    if not 0 < len(data) <= MEMBER_BYTES_MAX or not data.isalnum():
+        raise InvalidObject(f"{handover_key(term)} does not name a member")
+    return data.decode("ascii")
 
 
 class StoredJobs:
@@ -127,6 +140,8 @@ class Primary:
         """How often bodies were discarded."""
         self._marked: Wait | None = None
         """What a snapshot waits for, until the operations up to its own are in an entry."""
+        self.trouble = ""
+        """What is damaged in the store so that this primary cannot use it; "" if nothing is known."""
         self.has_broker = False
         """Set by the owner when the broker has started. Until then, its recovery may change the folder at any time."""
 
@@ -197,8 +212,8 @@ class Primary:
         self._tell_stall(now)
         if not self._is_looking:
             self._is_looking = True
-            key = handover_key(self.writer.position.term)
-            self._run(partial(self._store.get, key), self._handover_was_read)
+            read = partial(read_handover, self._store, self.writer.position.term)
+            self._run(read, self._handover_was_read)
         if self._maintenance is None:
             steps = self._next_maintenance(now)
             if steps is not None:
@@ -220,14 +235,17 @@ class Primary:
             self._stalled(reason)
         self._reason = reason
 
-    def _handover_was_read(self, data: bytes | None, error: BaseException | None) -> None:
+    def _handover_was_read(self, member: str | None, error: BaseException | None) -> None:
         self._is_looking = False
-        if self.is_ended or error is not None or data is None or self._is_handed_over:
+        if isinstance(error, InvalidObject) and not self.trouble:
+            self.trouble = f"{error}: no server can be promoted before the next term"
+            logger.error("%s", self.trouble)
+        if self.is_ended or member is None or self._is_handed_over:
             return
         if not self.may_end_cleanly:
             return  # read again: the standby is to get what the store does not have yet
         self._is_handed_over = True
-        self._handed_over(data.decode("ascii", "replace"))
+        self._handed_over(member)
 
     def _next_maintenance(self, now: float) -> Steps | None:
         if self._needs_base:

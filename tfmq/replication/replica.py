@@ -20,6 +20,7 @@ from journal.clock import Clock
 from journal.disk import Disk, File, Lock, read_file
 from journal.filenames import join
 from tfmq.data_dir import META_NAME, VERSION_NAME, decode_version
+from tfmq.errors import NotAllowed
 from tfmq.replication.chain import read_chain, read_entries
 from tfmq.replication.entries import (
     IDENTITY_KEY,
@@ -33,13 +34,22 @@ from tfmq.replication.entries import (
     handover_key,
 )
 from tfmq.replication.entry_writer import EntryWriter
-from tfmq.replication.errors import Deposed, InvalidObject, NoReplica, ReplicationError, StoreRefused, StoreUnavailable
+from tfmq.replication.errors import (
+    Deposed,
+    InvalidObject,
+    NoReplica,
+    ReplicationError,
+    SnapshotLost,
+    SnapshotTooSlow,
+    StoreRefused,
+    StoreUnavailable,
+)
 from tfmq.replication.follower import Follower, Poll
 from tfmq.replication.liveness import StandbyLease
 from tfmq.replication.local_state import STATE_NAME, LocalState, LocalStateFile, Role
 from tfmq.replication.materialize import Materialized, apply_entry, find_start, is_incomplete, materialize
 from tfmq.replication.operations import LOCAL_FOLDER, OperationApplier, is_replicated
-from tfmq.replication.primary import Primary, Settings
+from tfmq.replication.primary import Primary, Settings, read_handover
 from tfmq.replication.recording_disk import RecordingDisk
 from tfmq.replication.store import Store
 from tfmq.replication.task import CallLater, Pause, Run, Steps, Task, Wait
@@ -128,6 +138,8 @@ class Replica:
         self._primary_member = ""
         self._anchor: File | None = None
         """Of the file system of the data folder; opened before the first write as primary."""
+        self._note: Wait | None = None
+        """What waits until the position of a primary is noted in its state; None if that is not under way."""
         self._newest_claim = 0
         """The highest term that this standby has seen claimed and waited for."""
         self.primary: Primary | None = None
@@ -168,7 +180,7 @@ class Replica:
             position, stored = writer.position, writer.stored_slot
             behind_bytes = self.primary.unstored_bytes
             behind_seconds = self._clock.monotonic() - writer.stored_at if behind_bytes else 0.0
-            trouble = writer.trouble
+            trouble = writer.trouble or self.primary.trouble
         elif self._follower is not None:
             position = self._follower.position
             stored = position.slot
@@ -194,13 +206,23 @@ class Replica:
         return None if self._follower is None else self._folder_version
 
     def request_hand_over(self, done: Callable[[BaseException | None], None]) -> None:
-        """Ask the primary to hand over to this standby. `done(error)` is called when the request is stored."""
+        """Ask the primary to hand over to this standby. `done(error)` is called when the request is stored; with
+        NotAllowed if another standby has asked in this term."""
 
         def request() -> None:
             begun = run_steps(newest_begun(), self._store, lambda: None)
             if begun is None:
                 raise NoReplica("no primary has begun yet")
-            self._store.put_new(handover_key(begun.term.number), self._state.member.encode())
+            number, member = begun.term.number, self._state.member
+            if not self._store.put_new(handover_key(number), member.encode()):
+                first = read_handover(self._store, number)
+                if first is None:
+                    raise StoreUnavailable("another server has become primary just now")
+                if first != member:
+                    raise NotAllowed(
+                        f"Member {first} has asked for the hand-over of term {number} before: wait until another term"
+                        " has begun, then repeat this."
+                    )
 
         self._run(request, lambda _, error: done(error))
 
@@ -331,7 +353,7 @@ class Replica:
         `entry_count`: as for `Primary`."""
         now_ms = max(self._clock.wall_ms(), time_ms)
         yield from self._on_store(begin(term, sealed, now_ms))
-        self._write_state("primary", Position(term.number, 0), is_clean=False, time_ms=now_ms)
+        yield from self._write_state("primary", Position(term.number, 0), is_clean=False, time_ms=now_ms)
         self._anchor = self._disk.open_anchor(self._folder)
         disk = RecordingDisk(self._disk, self._folder, wake=self._wake, held=self._lock)
         writer = EntryWriter(
@@ -355,7 +377,8 @@ class Replica:
             try:
                 yield from primary.store_base()
                 needs_base = False
-            except (StoreUnavailable, StoreRefused) as error:
+            except (StoreUnavailable, StoreRefused, SnapshotLost, SnapshotTooSlow) as error:
+                self.trouble = str(error)
                 logger.error("the snapshot of the data folder could not be stored, and is tried again: %s", error)
                 yield Pause(RETRY_SECONDS)
         self.primary, self.role, self.primary_address = primary, "primary", self._address
@@ -371,6 +394,8 @@ class Replica:
             return
 
         def noted(_: Any, error: BaseException | None) -> None:
+            self._note = None
+            note.wake()
             if error is not None:
                 logger.warning("the state of this replica could not be written: %s", error)
             self._call_later(self._settings.heartbeat_seconds, self._note_position)
@@ -380,6 +405,7 @@ class Replica:
             self._call_later(self._settings.heartbeat_seconds, self._note_position)
         else:
             self._state = self._state._replace(position=position, time_ms=primary.writer.stored_time_ms)
+            note = self._note = Wait()
             self._run(partial(self._state_file.write, self._state), noted)
 
     def _deposed(self, error: Deposed) -> None:
@@ -403,7 +429,8 @@ class Replica:
             aside = free_name(self._disk, join(self._folder, f"{LOCAL_FOLDER}/deposed-{term}"))
 
         def record(found: Materialized) -> None:
-            self._write_state("standby", found.position, is_clean=True)
+            self._state = LocalState(self._state.member, "standby", found.position, is_clean=True)
+            self._state_file.write(self._state)
 
         def work() -> Materialized:
             start = find_start(self._store, until=until)
@@ -433,7 +460,7 @@ class Replica:
     def _follow(self, position: Position, time_ms: int) -> Steps:
         """Follow from `position`. Return None when this server is primary, or when it has to materialize again."""
         self._become_standby()
-        self._write_state("standby", position, is_clean=False)
+        yield from self._write_state("standby", position, is_clean=False)
         events: list[Any] = []
         event = Wait()
 
@@ -613,7 +640,7 @@ class Replica:
         elif self._follower is not None:
             follower = self._follower
             yield from self._end_follower(follower)
-            self._write_state("standby", follower.position, is_clean=True, time_ms=follower.time_ms)
+            yield from self._write_state("standby", follower.position, is_clean=True, time_ms=follower.time_ms)
         done()
 
     def _end_term(self, primary: Primary) -> Steps:
@@ -634,14 +661,18 @@ class Replica:
         # What the store has must not be lost here by a power failure: nothing would compare the folders.
         assert self._anchor is not None
         yield partial(self._disk.sync_file_system, self._anchor)
+        if self._note is not None:
+            yield self._note
         # After a hand-over this server must not take its term up again, but follow.
-        self._write_state("standby" if self._successor else "primary", position, is_clean=True, time_ms=time_ms)
+        role: Role = "standby" if self._successor else "primary"
+        yield from self._write_state(role, position, is_clean=True, time_ms=time_ms)
 
     # Helpers
 
-    def _write_state(self, role: Role, position: Position, *, is_clean: bool, time_ms: int = 0) -> None:
+    def _write_state(self, role: Role, position: Position, *, is_clean: bool, time_ms: int = 0) -> Steps:
+        """Replace the local state, in a worker. Only one at a time may do so: see `_note`."""
         self._state = LocalState(self._state.member, role, position, is_clean, time_ms)
-        self._state_file.write(self._state)
+        yield partial(self._state_file.write, self._state)
 
     def _repeated(self, call: Callable[[], Any]) -> Steps:
         """Make one call on the store in a worker, again after pauses while the store is unavailable."""
