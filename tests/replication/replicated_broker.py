@@ -115,6 +115,13 @@ class BrokerServer(Server):
             self.whole.end_turn()
         super().end_turn()
 
+    def run_job(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        def delivered(result: Any, error: BaseException | None) -> None:
+            done(result, error)
+            self.end_turn()
+
+        super().run_job(work, delivered)
+
     def stalled(self, reason: str) -> None:
         super().stalled(reason)
         if self.whole is not None:
@@ -145,10 +152,10 @@ class ReplicatedBroker:
             configuration(),
             primary.disk,
             self.world.clock,
-            self._run_job,
+            server.run_job,
             self.world.generator.randbytes,
             self._begin_fsync if has_aio else None,  # type: ignore[arg-type]
-            replicas=StoredJobs(primary.disk, primary.writer, self._run_job),
+            replicas=StoredJobs(primary.disk, primary.writer, server.run_job),
         )
 
         def start() -> None:
@@ -169,16 +176,9 @@ class ReplicatedBroker:
 
         server.run_job(start, started)
 
-    def _run_job(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        def delivered(result: Any, error: BaseException | None) -> None:
-            done(result, error)
-            self.server.end_turn()
-
-        self.server.run_job(work, delivered)
-
     def _begin_fsync(self, file: File, completed: Callable[[OSError | None], None]) -> SimulatedFsync:
         fsync = SimulatedFsync(unwrap(file))
-        self._run_job(fsync.make, lambda _, error: completed(error))  # type: ignore[arg-type]
+        self.server.run_job(fsync.make, lambda _, error: completed(error))  # type: ignore[arg-type]
         return fsync
 
     def end_turn(self) -> None:
