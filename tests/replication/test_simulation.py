@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tfmq.replication.primary as primary_module
+import tfmq.replication.replica as replica_module
 from tests.replication.cluster import FOLDER, LOG, Client, Server, World, cause_faults, content_of, end_faults
 from tests.scale import scaled
 from tfmq.errors import NotAllowed
@@ -552,6 +553,43 @@ def test_a_damaged_end_of_a_term_is_in_the_status_of_the_standby() -> None:
     standby.is_cut_off = False
     world.run(5)
     assert standby.replica is not None and key in standby.replica.status("sync")["trouble"]
+
+
+def test_a_standby_compares_its_folder_less_and_less_often_while_an_entry_is_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, servers, client = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    times: list[float] = []
+    original = replica_module.materialize
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        times.append(world.clock.monotonic())
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(replica_module, "materialize", counted)
+    client.pause = 1e9
+    world.settings = world.settings._replace(lease_seconds=60.0)
+    standby.is_cut_off = True
+    world.run(3)
+    key = max(key for key in world.objects if key.startswith("entries/"))
+    whole, modified = world.objects[key]
+    for _ in range(2):
+        world.objects[key] = whole[:-1] + b"?", modified
+        standby.is_cut_off = False
+        world.run(900)
+        assert standby.replica is not None and key in standby.replica.trouble
+        assert times[1] - times[0] < 12 and len(times) < 10
+        world.objects[key] = whole, modified
+        world.run(302)
+        assert standby.replica.trouble == "" and content_of(standby) == content_of(primary)
+        # The next damage is looked at again soon.
+        standby.is_cut_off = True
+        world.run(3)
+        key = max(key for key in world.objects if key.startswith("entries/"))
+        whole, modified = world.objects[key]
+        times.clear()
 
 
 def test_the_status_of_all_servers_says_that_the_store_cannot_be_reached() -> None:

@@ -68,6 +68,8 @@ FENCE_PAUSE_SECONDS: Final = 0.05
 STOP_PAUSE_SECONDS: Final = 0.005
 RETRY_SECONDS: Final = 5.0
 """Pause before a standby that could not go on begins again."""
+DAMAGE_SECONDS_MAX: Final = 300.0
+"""The longest such pause, after several that damage in the store has made necessary."""
 
 
 class Host(Protocol):
@@ -140,6 +142,8 @@ class Replica:
         """Of the file system of the data folder; opened before the first write as primary."""
         self._note: Wait | None = None
         """What waits until the position of a primary is noted in its state; None if that is not under way."""
+        self._damage_count = 0
+        """How often this standby has met damage since it had applied the newest entry."""
         self._newest_claim = 0
         """The highest term that this standby has seen claimed and waited for."""
         self.primary: Primary | None = None
@@ -245,7 +249,12 @@ class Replica:
                     logger.error("this standby cannot go on, and tries again: %s", error)
                 self.trouble = str(error)
                 position = None
-                yield Pause(RETRY_SECONDS)
+                pause = RETRY_SECONDS
+                if isinstance(error, InvalidObject):
+                    # The whole folder is compared again each time, and damage lasts.
+                    pause = min(DAMAGE_SECONDS_MAX, RETRY_SECONDS * 2 ** min(self._damage_count, 10))
+                    self._damage_count += 1
+                yield Pause(pause)
 
     def _find_place(self) -> Steps:
         """Become primary if this server was it last or nobody ever was. Return the position to follow from, or None."""
@@ -511,6 +520,7 @@ class Replica:
         if poll.found:
             self._lease.entry_found(poll.answered)
         else:
+            self._damage_count = 0
             self._lease.nothing_found(poll.asked, poll.answered)
             if self._lease.may_claim(poll.answered):
                 self._lease.restart(poll.answered, self._draw_jitter())

@@ -505,4 +505,20 @@ REPLICATION_SERVERS: Final = (
         "        return entry, Fence('', '') if entry.kind == EntryKind.FENCE else None\n",
         [f"{SIMULATION}::test_a_damaged_end_of_a_term_is_in_the_status_of_the_standby"],
     ),
+    Mutant(
+        "the-pause-after-damage-stays-long",
+        "a standby that has caught up looks at new damage soon again",
+        _REPLICA,
+        "            self._damage_count = 0\n            self._lease",
+        "            self._lease",
+        [f"{SIMULATION}::test_a_standby_compares_its_folder_less_and_less_often_while_an_entry_is_damaged"],
+    ),
+    Mutant(
+        "the-pause-after-damage-does-not-grow",
+        "a standby compares its folder less and less often while an entry is damaged",
+        _REPLICA,
+        "                    self._damage_count += 1\n",
+        "",
+        [f"{SIMULATION}::test_a_standby_compares_its_folder_less_and_less_often_while_an_entry_is_damaged"],
+    ),
 )
