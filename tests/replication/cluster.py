@@ -44,6 +44,7 @@ class World:
         self.failing = 0.0
         """Probability that a call of the store fails, before or after its effect."""
         self.is_down = False
+        self.store_name = "memory"
         self.settings = Settings(
             is_sync=is_sync,
             linger_seconds=0.05,
@@ -78,10 +79,9 @@ class World:
 class Link:
     """The store, as one server reaches it."""
 
-    name = "memory"
-
     def __init__(self, world: World, server: Server) -> None:
         self._world, self._server = world, server
+        self.name = world.store_name
 
     def put_new(self, key: str, data: bytes) -> bool:
         lost = self._reach()

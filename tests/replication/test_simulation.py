@@ -426,6 +426,7 @@ def test_a_standby_that_gets_another_store_makes_its_folder_again() -> None:
     standby.stop()
     primary.stop()
     world.objects.clear()
+    world.store_name = "another"
     primary.start()
     world.run(60)  # it has stored other entries at the positions that the standby knows
     standby.start()
@@ -444,6 +445,7 @@ def test_a_standby_does_not_become_the_first_primary_of_an_empty_store() -> None
     primary.stop()
     written = content_of(primary)[LOG]
     world.objects.clear()
+    world.store_name = "another"
     standby.start()
     world.run(20)
     assert standby.replica is not None and standby.broker is None
@@ -454,6 +456,25 @@ def test_a_standby_does_not_become_the_first_primary_of_an_empty_store() -> None
     world.run(5)
     assert primary_of(servers) is primary and content_of(primary)[LOG].startswith(written)
     assert content_of(standby) == content_of(primary) and standby.replica.status("sync")["trouble"] == ""
+
+
+def test_a_primary_whose_store_is_empty_all_at_once_does_not_begin_anew_there() -> None:
+    """The file system of the store may not be mounted, and another server be primary by now."""
+    world, servers, _ = make(5, count=1)
+    world.run(10)
+    (primary,) = servers
+    primary.kill()
+    stored = dict(world.objects)
+    world.objects.clear()
+    primary.start()
+    world.run(20)
+    assert primary.replica is not None and primary.broker is None and not world.objects
+    assert "restore the store" in primary.replica.status("sync")["trouble"]
+    primary.kill()
+    world.objects.update(stored)
+    primary.start()
+    world.run(10)
+    assert primary.broker is not None
 
 
 def test_a_standby_whose_state_was_removed_begins_in_an_empty_store() -> None:

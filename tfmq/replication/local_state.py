@@ -25,7 +25,7 @@ class LocalState(NamedTuple):
     `member` identifies this folder among the replicas. `role` is what the server was when it wrote the file, "" before
     the first time. `position`: as a primary, an entry of its term that is stored with all before it; as a standby, one
     that was applied. `is_clean`: the folder is exactly what it was after `position`. `time_ms`: the time of
-    the entry at `position`, 0 if it is not known.
+    the entry at `position`, 0 if it is not known. `store`: the name of the store that has it.
     """
 
     member: str
@@ -33,6 +33,7 @@ class LocalState(NamedTuple):
     position: Position | None = None
     is_clean: bool = False
     time_ms: int = 0
+    store: str = ""
 
 
 class LocalStateFile:
@@ -52,7 +53,12 @@ class LocalStateFile:
             role: Role = fields["role"] if fields["role"] in ("primary", "standby") else ""
             if fields["format"] == FORMAT:
                 return LocalState(
-                    str(fields["member"]), role, position, fields["clean"] is True, int(fields["time_ms"])
+                    str(fields["member"]),
+                    role,
+                    position,
+                    fields["clean"] is True,
+                    int(fields["time_ms"]),
+                    str(fields.get("store", "")),
                 )
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             pass
@@ -79,6 +85,7 @@ class LocalStateFile:
             "position": state.position,
             "clean": state.is_clean,
             "time_ms": state.time_ms,
+            "store": state.store,
         }
         new = join(self._own, NEW_NAME)
         write_new_file(self._disk, new, [json.dumps(fields).encode() + b"\n"])

@@ -292,7 +292,8 @@ class Replica:
 
     def _hindrance(self) -> str:
         """Return why this server must not be the first primary of a store, whose folder the others take; "" if it may.
-        Its folder may be older than that of the primary before, or a part of one."""
+        Its folder may be older than that of the primary before, or a part of one; and a store that is empty where it
+        was not may be another one: a file system that is not mounted."""
         if is_incomplete(self._disk, self._folder):
             return f"{self._store.name} has no replica, and {self._folder} is incomplete: start the primary first"
         if self._state.role == "standby":
@@ -300,6 +301,12 @@ class Replica:
                 f"{self._store.name} has no replica, and this server was a standby: start the primary first, or, if its"
                 f" folder is lost, remove {join(self._folder, LOCAL_FOLDER)}/{STATE_NAME} of this server and start it"
                 " again"
+            )
+        if self._state.role == "primary" and self._state.store == self._store.name:
+            return (
+                f"{self._store.name} has no replica, and this server has stored one there: restore the store, such as"
+                " by mounting its file system; if it is lost, and no other server has become primary since, remove"
+                f" {join(self._folder, LOCAL_FOLDER)}/{STATE_NAME} of this server and start it again"
             )
         return ""
 
@@ -438,7 +445,9 @@ class Replica:
             aside = free_name(self._disk, join(self._folder, f"{LOCAL_FOLDER}/deposed-{term}"))
 
         def record(found: Materialized) -> None:
-            self._state = LocalState(self._state.member, "standby", found.position, is_clean=True)
+            self._state = LocalState(
+                self._state.member, "standby", found.position, is_clean=True, store=self._store.name
+            )
             self._state_file.write(self._state)
 
         def work() -> Materialized:
@@ -681,7 +690,7 @@ class Replica:
 
     def _write_state(self, role: Role, position: Position, *, is_clean: bool, time_ms: int = 0) -> Steps:
         """Replace the local state, in a worker. Only one at a time may do so: see `_note`."""
-        self._state = LocalState(self._state.member, role, position, is_clean, time_ms)
+        self._state = LocalState(self._state.member, role, position, is_clean, time_ms, self._store.name)
         yield partial(self._state_file.write, self._state)
 
     def _repeated(self, call: Callable[[], Any]) -> Steps:

@@ -191,6 +191,14 @@ REPLICATION_SERVERS: Final = (
         [BROKERS],
     ),
     Mutant(
+        "a-primary-begins-anew-in-a-store-that-is-empty-all-at-once",
+        "a store that is not mounted makes no second primary",
+        _REPLICA,
+        '        if self._state.role == "primary" and self._state.store == self._store.name:\n',
+        "        if False:\n",
+        [f"{SIMULATION}::test_a_primary_whose_store_is_empty_all_at_once_does_not_begin_anew_there"],
+    ),
+    Mutant(
         "a-new-primary-counts-only-its-own-entries-for-a-snapshot",
         "failovers one after another do not leave more and more entries to read",
         _REPLICA,

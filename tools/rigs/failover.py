@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -348,7 +348,7 @@ def main(kills: int, freezes: int, seed: int, store: str, as_json: bool) -> None
     """Kill and freeze primaries under load; exit code 1 if something did not hold."""
     with tempfile.TemporaryDirectory(prefix="tfmq-failover-") as folder:
         outcome = run(kills, freezes, seed, Path(folder), store, lambda line: click.echo(line, err=True))
-    click.echo(json.dumps(asdict(outcome)) if as_json else describe(outcome))
+    click.echo(json.dumps({**vars(outcome), "events": dict(outcome.events)}) if as_json else describe(outcome))
     sys.exit(1 if outcome.faults else 0)
 
 
