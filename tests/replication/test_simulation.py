@@ -464,6 +464,7 @@ def test_a_primary_whose_store_is_empty_all_at_once_does_not_begin_anew_there() 
     world.run(10)
     (primary,) = servers
     primary.kill()
+    world.run(5)  # what was under way arrives
     stored = dict(world.objects)
     world.objects.clear()
     primary.start()
