@@ -247,6 +247,15 @@ def test_a_client_for_standbys_stays_there_and_gets_their_errors() -> None:
     assert isinstance(call.error, NotPrimary) and rig.dialled_names == "a"
 
 
+def test_a_reader_of_standbys_is_told_what_a_standby_lacks() -> None:
+    rig = ReplicaRig()
+    rig.link.reads_standby = True
+    call = rig.link.send_request(Metadata(None))
+    rig.exchange()
+    rig.advance(60)
+    assert isinstance(call.error, NotPrimary) and "is a standby without replicate.read=true" in str(call.error)
+
+
 # Producers: nothing is doubled, nothing is lost, and the order stays.
 
 

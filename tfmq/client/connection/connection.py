@@ -593,7 +593,8 @@ class ClientConnection:
             advice = "No primary is known: give the addresses of all servers, or wait until one is primary."
         else:
             advice = "None of the servers of this client is primary yet; `tfmq replica status` shows their state."
-        return NotPrimary(f"{standby} is a standby, which takes no requests. {advice}", primary=primary)
+        kind = "a standby without replicate.read=true" if self.reads_standby else "a standby"
+        return NotPrimary(f"{standby} is {kind}, which takes no requests. {advice}", primary=primary)
 
     def _queue(self, buffers: list[Buffer]) -> None:
         for buffer in buffers:
