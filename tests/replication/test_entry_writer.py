@@ -242,3 +242,19 @@ def test_any_order_of_answers_and_failures_stores_everything_once_and_in_order(r
         rig.complete_all()
         rig.advance(1)
     assert told == list(range(1, len(recorded) + 1)) and b"".join(rig.bodies()) == b"".join(recorded)
+
+
+def test_after_its_own_fence_a_writer_stores_nothing_and_nothing_counts_as_stored() -> None:
+    """A broker that is still at work when its term is ended must not answer: what follows the FENCE does not count."""
+    rig = Rig()
+    told: list[int] = []
+    first = rig.record(b"before")
+    rig.writer.put(EntryKind.FENCE, b"")
+    late = rig.record(b"after")
+    for number in (first, late):
+        rig.writer.when_stored(number, lambda number=number: told.append(number))  # type: ignore[misc]
+    rig.complete_all()
+    rig.advance(10 * HEARTBEAT)
+    rig.complete_all()
+    assert told == [first] and len(rig.objects) == 2
+    assert rig.writer.is_idle

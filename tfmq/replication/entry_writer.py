@@ -102,6 +102,8 @@ class EntryWriter:
         self._failures = 0
         self._last_error = ""
         self._is_ended = self._is_held = self._is_reserved = False
+        self._is_fenced = False
+        """Whether this server has ended its term itself: an entry after its FENCE would be stored, and not count."""
         self._submitted_at = clock.monotonic()
         self.stored_slot = self._next_slot - 1
         """All entries up to this slot are stored."""
@@ -186,7 +188,7 @@ class EntryWriter:
 
     def pump(self) -> None:
         """Store what the recorder has closed. Called whenever that may have changed."""
-        if self._is_ended or self._is_held:
+        if self._is_ended or self._is_held or self._is_fenced:
             return
         for body in self._recorder.take():
             self._bodies.append(body)
@@ -195,9 +197,14 @@ class EntryWriter:
             self._store_bodies()
 
     def put(self, kind: EntryKind, body: bytes) -> Position:
-        """Store an entry that is not of operations, after all that were taken so far. Return its position."""
+        """Store an entry that is not of operations, after all that were taken so far. Return its position.
+
+        A FENCE is the last one: nothing is stored after it, and who waits for more than what is before it waits for
+        ever.
+        """
         while self._bodies:
             self._store_bodies()
+        self._is_fenced = kind == EntryKind.FENCE
         return self._submit(kind, (body,), 0, 0, 0)
 
     def _store_bodies(self) -> None:
@@ -271,7 +278,7 @@ class EntryWriter:
 
     def _beat(self) -> None:
         """Store an empty entry if there was none for `heartbeat_seconds`: standbys see that this server lives."""
-        if self._is_ended:
+        if self._is_ended or self._is_fenced:
             return
         due = self._submitted_at + self._heartbeat_seconds
         if not self._under_way and not self._is_reserved and self._clock.monotonic() >= due:

@@ -191,6 +191,22 @@ REPLICATION_SERVERS: Final = (
         [BROKERS],
     ),
     Mutant(
+        "a-writer-goes-on-after-its-own-fence",
+        "what follows the end of a term is not answered as replicated",
+        _WRITER,
+        "        self._is_fenced = kind == EntryKind.FENCE\n",
+        "",
+        [f"{WRITER}::test_after_its_own_fence_a_writer_stores_nothing_and_nothing_counts_as_stored"],
+    ),
+    Mutant(
+        "heartbeats-go-on-after-the-fence",
+        "what follows the end of a term is not answered as replicated",
+        _WRITER,
+        "        if self._is_ended or self._is_fenced:\n",
+        "        if self._is_ended:\n",
+        [f"{WRITER}::test_after_its_own_fence_a_writer_stores_nothing_and_nothing_counts_as_stored"],
+    ),
+    Mutant(
         "a-primary-begins-anew-in-a-store-that-is-empty-all-at-once",
         "a store that is not mounted makes no second primary",
         _REPLICA,
