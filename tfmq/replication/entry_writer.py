@@ -246,7 +246,7 @@ class EntryWriter:
         if self._is_ended:
             return
         if error is not None:
-            # Also an error that nobody has foreseen: without a further put, this server would never learn of its end.
+            # Also after an unknown error: without a further put, this server would not learn of its deposition.
             self._failures += 1
             reason = str(error) if isinstance(error, ReplicationError) else repr(error)
             if reason != self._last_error:

@@ -26,7 +26,7 @@ AHEAD: Final = 4
 AHEAD_BYTES: Final = 16 << 20
 """No further entry is read while so many bytes wait to be applied."""
 SILENCE_SECONDS: Final = 2.0
-"""A standby whose store has not answered for this time says that it is behind: nobody knows how far."""
+"""A standby whose store has not answered for this time says that it is behind, by an unknown amount."""
 LATE_SECONDS: Final = 5.0
 """A standby that is behind by this is in the log."""
 

@@ -257,7 +257,10 @@ class Replica:
                 yield Pause(pause)
 
     def _find_place(self) -> Steps:
-        """Become primary if this server was it last or nobody ever was. Return the position to follow from, or None."""
+        """Become primary if this server was the last primary, or if there was none yet.
+
+        Return the position to follow from, or None.
+        """
         begun = yield from self._on_store(newest_begun())
         state = self._state
         if begun is None:
@@ -705,7 +708,7 @@ class Replica:
                 pause = min(PAUSE_SECONDS_MAX, 2 * pause)
 
     def _on_store(self, steps: StoreSteps[Any]) -> Steps:
-        """Make the calls of `steps` on the store in workers. A call that fails is repeated after a pause, for ever."""
+        """Make the calls of `steps` on the store in workers. A call that fails is repeated after a pause."""
         pause = FIRST_PAUSE_SECONDS
         try:
             call = next(steps)

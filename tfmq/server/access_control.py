@@ -11,6 +11,7 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from journal.clock import Clock
@@ -251,9 +252,9 @@ class AccessControl:
             return
         kind = type(request)
         if kind is commands.Metadata and request.topics is None:
-            reply = _VisibleTopicsReply(reply, account)
+            reply = _FilteredReply(reply, partial(_visible_topics, account))
         elif kind is commands.ListGroups:
-            reply = _VisibleGroupsReply(reply, account)
+            reply = _FilteredReply(reply, partial(_visible_groups, account))
         if account.usage.is_limited and kind in CHARGED:
             wait_seconds = account.usage.wait_seconds()
             if wait_seconds > 0 and not (kind is commands.Produce and request.acks == commands.ACKS_NONE):
@@ -379,11 +380,11 @@ class _ObservedReply:
         self._reply.ok(*fields, body=body)
 
 
-class _VisibleTopicsReply:
-    """Wrapper around the `Reply` to METADATA that leaves out the topics that the user may not see."""
+class _FilteredReply:
+    """Wrapper around the `Reply` to a command that lists: `visible(rows)` returns the fields that the user may see."""
 
-    def __init__(self, reply: Reply, account: Account) -> None:
-        self._reply, self._account = reply, account
+    def __init__(self, reply: Reply, visible: Callable[[list[Any]], tuple[Any, ...]]) -> None:
+        self._reply, self._visible = reply, visible
         self.body_done, self.error, self.appended = reply.body_done, reply.error, reply.appended
 
     @property
@@ -391,24 +392,17 @@ class _VisibleTopicsReply:
         return self._reply.correlation
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
-        self._reply.ok([row for row in fields[0] if self._account.allow(Need(SEE, row[0]))], body=body)
+        self._reply.ok(*self._visible(fields[0]), body=body)
 
 
-class _VisibleGroupsReply:
-    """Wrapper around the `Reply` to LIST_GROUPS that leaves out the groups that the user may not see."""
+def _visible_topics(account: Account, rows: list[Any]) -> tuple[Any, ...]:
+    return ([row for row in rows if account.allow(Need(SEE, row[0]))],)
 
-    def __init__(self, reply: Reply, account: Account) -> None:
-        self._reply, self._account = reply, account
-        self.body_done, self.error, self.appended = reply.body_done, reply.error, reply.appended
 
-    @property
-    def correlation(self) -> int:
-        return self._reply.correlation
-
-    def ok(self, *fields: Any, body: Buffers = b"") -> None:
-        allow = self._account.allow
-        rows = [row for row in fields[0] if allow(Need(SEE_GROUP, row["group"]))]
-        self._reply.ok(rows, not allow(Need((MONITOR,))), body=body)
+def _visible_groups(account: Account, rows: list[Any]) -> tuple[Any, ...]:
+    """Return the groups that the user may see, and whether some may be left out."""
+    visible = [row for row in rows if account.allow(Need(SEE_GROUP, row["group"]))]
+    return visible, not account.allow(Need((MONITOR,)))
 
 
 def _messages_of(request: commands.Transact) -> int:

@@ -1,4 +1,4 @@
-"""The failover rig: servers with one store, kills and freezes of whoever is primary, under load.
+"""The failover rig: servers with one store, kills and freezes of the primary, under load.
 
 `python -m tools.rigs.failover --kills 100 --freezes 30`. Two servers share a folder as store. Clients
 (tools/rigs/soak_worker.py, tools/rigs/rebalancing_worker.py) send plain messages, transactions and delayed messages,
