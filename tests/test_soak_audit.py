@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.paths import ROOT
+from tools.rigs.memory_in_use import ENVIRONMENT, FILE_VARIABLE, read_in_use
 from tools.rigs.soak import Sample, growth_faults, pooled_slope, summarize
 from tools.rigs.soak_audit import BILLING, POISON_EVERY, SHIPPING, SOURCE, TARGET, TICKS, WORK, Audit, Diary, is_poison
 
@@ -162,6 +167,37 @@ def test_a_diary_is_read_on_and_its_torn_line_when_it_is_whole(tmp_path: Path) -
     assert list(diary.read()) == [["two"]]
 
 
+def test_a_process_tells_what_it_has_allocated_and_not_what_its_allocator_keeps(tmp_path: Path) -> None:
+    code = """
+import os, time
+from tools.rigs.memory_in_use import bytes_in_use, write_in_use
+
+def sizes(make):
+    before = bytes_in_use()
+    kept = make()
+    held = bytes_in_use()
+    del kept
+    return held - before, bytes_in_use() - before
+
+write_in_use()
+print(os.getpid(), *sizes(lambda: [str(each) for each in range(100_000)]), *sizes(lambda: bytearray(8 << 20)))
+while not os.path.exists(os.environ["TFMQ_TEST_MEMORY_FILE"]):
+    time.sleep(0.01)
+"""
+    path = tmp_path / "memory"
+    environment = {**os.environ, **ENVIRONMENT, FILE_VARIABLE: str(path)}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert not run.stderr
+    pid, small, small_left, large, large_left = map(int, run.stdout.split())
+    assert small > 5e6 and large > 8e6
+    assert abs(small_left) < 100_000 and abs(large_left) < 100_000
+    assert 1e6 < (read_in_use(path, pid) or 0) < 50e6
+    assert read_in_use(path, pid + 1) is None, "the process before it"
+    assert read_in_use(tmp_path / "no file", pid) is None
+
+
 def samples(life: int, begin: float, *memory: float) -> list[Sample]:
     return [Sample(begin + 100.0 * n, life, 100.0 + 100.0 * n, each, 10 + n, 0.0) for n, each in enumerate(memory)]
 
@@ -178,5 +214,12 @@ def test_growth_is_that_within_the_lives_after_the_warm_up() -> None:
     assert growth_faults("broker", more) == ["the descriptors of broker grew by 40 in 400 s"]
     assert growth_faults("broker", {**growing, "slope_seconds": 60.0}) == [], "too short to say"
     assert pooled_slope([]) == (0.0, 0.0)
+    # Of a client, what is allocated is judged, and what is resident only if it grows by far more.
+    told = {**growing, "in_use_mb_mean": 10.0, "in_use_mb_per_hour": 0.0, "descriptors_per_hour": 0.0}
+    assert growth_faults("member", told) == []
+    leak = {**told, "in_use_mb_per_hour": 10.0}
+    assert growth_faults("member", leak) == ["the memory in use of member grew by 1.1 MB in 400 s"]
+    unknown = {**told, "memory_mb_per_hour": 100.0}
+    assert growth_faults("member", unknown) == ["the memory of member grew by 11.1 MB in 400 s"]
     young = samples(2, 600, 1, 50, 50, 50)
     assert summarize(young, 600, 150)["memory_mb_per_hour"] == 0, "the first one is of a process that was too young"

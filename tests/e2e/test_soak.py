@@ -31,6 +31,8 @@ def test_kills_and_faults_lose_nothing_and_double_nothing_with_everything_on(tmp
         assert report.counts["copied_exactly_once"] and report.counts["dead_letters"]
         assert sum(report.events.values()) > 1, "a busy machine leaves time for few"
     assert rig.server not in LiveServer.alive
+    silent = {role for role, figures in report.processes.items() if "in_use_mb_mean" not in figures}
+    assert silent == {"broker"}, "each client tells what it has allocated"
     written = json.loads(rig.report_path.read_text())
     assert written == json.loads(json.dumps(asdict(report)))
     assert "**everything held**" in table(written)

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import tfmq
 from tfmq.errors import TfmqError
+from tools.rigs.memory_in_use import write_in_use
 
 SOURCE: Final = "source"
 TARGET: Final = "target"
@@ -131,6 +132,7 @@ class Worker:
 
 def main() -> None:
     address, name, seed, way, diary = sys.argv[1:]
+    write_in_use()
     Worker(address, name, seed, way, Path(diary)).work()
 
 

@@ -57,6 +57,7 @@ from tfmq.settings_table import SETTINGS
 from tfmq.tls import client_context
 from tfmq.units import parse_duration
 from tools.bench.__main__ import commit
+from tools.rigs import memory_in_use
 from tools.rigs.live_server import LiveServer
 from tools.rigs.loop_image import LoopImage, Unavailable, require_loop_devices
 from tools.rigs.proxy import Proxy
@@ -104,13 +105,11 @@ GROWTH_MAX: Final = 0.05
 """A process is flat if its slope, over the time that was measured, is less than this part of its mean, ..."""
 GROWTH_MB_MIN: Final = 3.0
 """... or less than this: allocators keep memory in pieces of about that size."""
-RETURNED_MEMORY: Final = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "131072",
-}
-"""Environment of the clients. By default, glibc keeps up to some MB that a process has freed, and more of it the more
-often a large block was freed. With these fixed limits it returns it, so what grows is what the client keeps."""
+IN_USE_MB_MIN: Final = 1.0
+"""The same for the bytes that a client has allocated and not freed (tools/rigs/memory_in_use.py): no allocator is in
+them, only what was under way when they were counted. Of a client, these are judged, and its resident memory only ..."""
+RESIDENT_MB_MAX: Final = 10.0
+"""... for growing by no more than this, which would be memory that no allocator of the process knows."""
 DESCRIPTORS_MAX: Final = 8.0
 """A process is flat if its descriptors grow by no more during the time that was measured."""
 SLOPE_SECONDS_MIN: Final = 300.0
@@ -160,8 +159,9 @@ class Report:
     scrapes: dict[str, int] = field(default_factory=dict)
     processes: dict[str, dict[str, float]] = field(default_factory=dict)
     """By role: memory and descriptors, with their slopes."""
-    series: dict[str, list[tuple[int, int, float, int]]] = field(default_factory=dict)
-    """By role: (process id, minute, memory in MB, descriptors), the last sample of each minute of each process."""
+    series: dict[str, list[tuple[int, int, float, int, float | None]]] = field(default_factory=dict)
+    """By role: (process id, minute, memory in MB, descriptors, MB in use), the last sample of each minute of each
+    process."""
     disk: dict[str, float] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     verdict: str = ""
@@ -180,10 +180,12 @@ class Sample:
     memory_mb: float
     descriptors: int
     processor_seconds: float
+    in_use_mb: float | None = None
+    """Bytes that are allocated and not freed; None of a process that does not tell."""
 
 
-def sample_of(pid: int, at: float, age: float) -> Sample | None:
-    """Return memory, descriptors and processor time of a process; None if it has ended."""
+def sample_of(pid: int, at: float, age: float, in_use: int | None = None) -> Sample | None:
+    """Return memory, descriptors and processor time of a process; None if it has ended. `in_use`: in bytes."""
     folder = Path(f"/proc/{pid}")
     try:
         pages = int((folder / "statm").read_text().split()[1])
@@ -192,7 +194,8 @@ def sample_of(pid: int, at: float, age: float) -> Sample | None:
     except OSError:
         return None
     ticks = int(fields[11]) + int(fields[12])
-    return Sample(at, pid, age, pages * os.sysconf("SC_PAGE_SIZE") / 1e6, descriptors, ticks / os.sysconf("SC_CLK_TCK"))
+    memory_mb, processor_seconds = pages * os.sysconf("SC_PAGE_SIZE") / 1e6, ticks / os.sysconf("SC_CLK_TCK")
+    return Sample(at, pid, age, memory_mb, descriptors, processor_seconds, None if in_use is None else in_use / 1e6)
 
 
 def pooled_slope(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
@@ -221,7 +224,17 @@ def summarize(samples: Sequence[Sample], warm_up: float, age: float = AGE_SECOND
     used: dict[int, tuple[float, float]] = {}
     for each in samples:
         used[each.life] = each.processor_seconds, each.age
+    in_use = [(each.life, each.at, each.in_use_mb) for each in counted if each.in_use_mb is not None]
+    told = (
+        {
+            "in_use_mb_mean": statistics.fmean(size for _, _, size in in_use),
+            "in_use_mb_per_hour": pooled_slope(in_use)[0] * 3600,
+        }
+        if in_use
+        else {}
+    )
     return {
+        **told,
         "lives": float(len(used)),
         "memory_mb_mean": statistics.fmean(each.memory_mb for each in counted or samples),
         "memory_mb_max": max(each.memory_mb for each in samples),
@@ -238,9 +251,15 @@ def growth_faults(role: str, figures: dict[str, float]) -> list[str]:
     seconds, faults = figures["slope_seconds"], []
     if seconds < SLOPE_SECONDS_MIN:
         return []
-    grown = figures["memory_mb_per_hour"] * seconds / 3600
-    if grown > max(GROWTH_MB_MIN, GROWTH_MAX * figures["memory_mb_mean"]):
-        faults.append(f"the memory of {role} grew by {grown:.1f} MB in {seconds:.0f} s")
+    resident = figures["memory_mb_per_hour"] * seconds / 3600
+    limit = max(GROWTH_MB_MIN, GROWTH_MAX * figures["memory_mb_mean"])
+    if "in_use_mb_mean" in figures:
+        grown = figures["in_use_mb_per_hour"] * seconds / 3600
+        if grown > max(IN_USE_MB_MIN, GROWTH_MAX * figures["in_use_mb_mean"]):
+            faults.append(f"the memory in use of {role} grew by {grown:.1f} MB in {seconds:.0f} s")
+        limit = RESIDENT_MB_MAX
+    if resident > limit:
+        faults.append(f"the memory of {role} grew by {resident:.1f} MB in {seconds:.0f} s")
     more = figures["descriptors_per_hour"] * seconds / 3600
     if more > DESCRIPTORS_MAX:
         faults.append(f"the descriptors of {role} grew by {more:.0f} in {seconds:.0f} s")
@@ -277,6 +296,7 @@ class Client:
     def start(self) -> None:
         self._generation += 1
         path = self._rig.folder / f"{self.name}.diary"
+        self._memory = self._rig.folder / f"{self.name}.memory"
         if self.role != MEMBER:
             self.diaries.append(Diary(path))
         self.log = self._rig.folder / f"{self.role}{self.number}.log"
@@ -285,11 +305,15 @@ class Client:
                 self._program(self.name, path),
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **RETURNED_MEMORY},
+                env={**os.environ, **memory_in_use.ENVIRONMENT, memory_in_use.FILE_VARIABLE: str(self._memory)},
                 preexec_fn=terminate_with_parent(),
             )
         self.begun = time.monotonic()
         self.frozen_until = 0.0
+
+    def memory_in_use(self) -> int | None:
+        """What the process has told last, in bytes; None if it has not told yet."""
+        return memory_in_use.read_in_use(self._memory, self.process.pid)
 
     def kill(self) -> None:
         self.process.kill()
@@ -393,10 +417,12 @@ class Watcher(threading.Thread):
         rig = self._rig
         now = time.monotonic()
         process = rig.server.process
-        rows = [("broker", process.pid, rig.server.begun)] if process is not None else []
-        rows += [(client.role, client.process.pid, client.begun) for client in rig.clients]
-        for role, pid, begun in rows:
-            found = sample_of(pid, now - rig.begun, now - begun)
+        rows: list[tuple[str, int, float, int | None]] = []
+        if process is not None:
+            rows.append(("broker", process.pid, rig.server.begun, None))
+        rows += [(each.role, each.process.pid, each.begun, each.memory_in_use()) for each in rig.clients]
+        for role, pid, begun, in_use in rows:
+            found = sample_of(pid, now - rig.begun, now - begun, in_use)
             if found is not None and found.memory_mb:  # a process that was killed just now has none
                 self.samples[role].append(found)
         with suppress(OSError):
@@ -833,7 +859,8 @@ class Rig:
             report.processes[role] = {name: round(value, 2) for name, value in figures.items()}
             minutes = {(each.life, int(each.at // 60)): each for each in list(samples)}
             report.series[role] = [
-                (life, at, round(each.memory_mb, 1), each.descriptors) for (life, at), each in sorted(minutes.items())
+                (life, at, round(each.memory_mb, 1), each.descriptors, each.in_use_mb and round(each.in_use_mb, 2))
+                for (life, at), each in sorted(minutes.items())
             ]
         disk = list(self.watcher.disk)
         if disk:
@@ -918,13 +945,17 @@ def table(report: dict[str, Any]) -> str:
         *(f"| errors that clients met: `{name}` | {count:,} |" for name, count in sorted(report["troubles"].items())),
         *(f"| disk use, {name.replace('mb_', '')} | {size:,.0f} MB |" for name, size in report["disk"].items()),
         "",
-        "| process | lives | memory, mean | most | per hour | descriptors, most | per hour | over | of a core |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| process | lives | memory, mean | most | per hour | in use | per hour | descriptors, most | per hour | over"
+        " | of a core |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for role, each in report["processes"].items():
+        in_use = " | |"
+        if "in_use_mb_mean" in each:
+            in_use = f" | {each['in_use_mb_mean']:.2f} MB | {each['in_use_mb_per_hour']:+.2f} MB"
         lines.append(
             f"| {role} | {each['lives']:.0f} | {each['memory_mb_mean']:.1f} MB | {each['memory_mb_max']:.1f} MB"
-            f" | {each['memory_mb_per_hour']:+.1f} MB | {each['descriptors_max']:.0f}"
+            f" | {each['memory_mb_per_hour']:+.1f} MB{in_use} | {each['descriptors_max']:.0f}"
             f" | {each['descriptors_per_hour']:+.1f} | {each['slope_seconds']:.0f} s"
             f" | {each['processor_percent']:.1f} % |"
         )

@@ -22,6 +22,7 @@ from typing import Any, Final
 import tfmq
 from tfmq.errors import TfmqError
 from tfmq.protocol.delayed_handle import parse_handle
+from tools.rigs.memory_in_use import write_in_use
 from tools.rigs.soak_audit import ABSENT, COMMITTED, SOURCE, UNKNOWN, WORK, is_poison
 
 LATER: Final = "later"
@@ -217,6 +218,7 @@ class Poisoned(Exception):
 
 def main() -> None:
     role, address, name, seed, diary, argument = sys.argv[1:]
+    write_in_use()
     worker = Worker(address, name, seed, Path(diary), argument)
     signal.signal(signal.SIGTERM, worker.stop)
     worker.work(role)
