@@ -381,7 +381,7 @@ class Broker:
         self.numbers = list(map(int, whole))
         self.check()
         run, clock = server.run_job, server.world.clock
-        jobs = StoredJobs(disk, primary.writer, run) if server.world.settings.is_sync else None
+        jobs = StoredJobs(primary, run) if server.world.settings.is_sync else None
         self.run = run if jobs is None else jobs.run
         replicate = None if jobs is None else jobs.begin_round
         self.forcer = Forcer(disk, run, anchor_path=FOLDER, method="fdatasync", clock=clock, replicate=replicate)

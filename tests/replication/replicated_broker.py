@@ -144,7 +144,7 @@ class ReplicatedBroker:
     """A broker in a server that has become primary: what `tfmq.server.server` does, without sockets."""
 
     def __init__(self, server: BrokerServer, primary: Primary) -> None:
-        self.server, self.world, self.term = server, server.world, primary.writer.position.term
+        self.server, self.world = server, server.world
         self.is_serving = self.is_stopping = False
         self._alarm: float | None = None
         has_aio = self.world.generator.random() < 0.5
@@ -155,7 +155,7 @@ class ReplicatedBroker:
             server.run_job,
             self.world.generator.randbytes,
             self._begin_fsync if has_aio else None,  # type: ignore[arg-type]
-            replicas=StoredJobs(primary.disk, primary.writer, server.run_job),
+            replicas=StoredJobs(primary, server.run_job),
         )
 
         def start() -> None:
@@ -237,6 +237,8 @@ class Records:
         """The payload that was acknowledged at an offset: (partition, offset)."""
         self.transactions: list[TransactionRecord] = []
         self.delayed: dict[bytes, DelayedRecord] = {}
+        self.topics: dict[str, str] = {}
+        """State of the topics that are made along: "there", "deleted" or "unknown"."""
         self.read: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
         """What readers have seen."""
 
@@ -365,11 +367,6 @@ class Client:
         if session is not None and broker is not None and broker.server.whole is broker:
             self.world.later(self.world.draw_delay(), partial(broker.server.happen, broker.server.life, close))
 
-    @property
-    def is_deposed(self) -> bool:
-        """Whether the server of this connection is not primary any more, and may not know it yet."""
-        return self._broker is not None and self._broker.term < max(term for _, term, _ in self.world.promotions)
-
     # Steps
 
     def until_ok(self, ask: Ask, *known: str) -> Steps:
@@ -401,6 +398,22 @@ def create_topic(client: Client) -> Steps:
         client.records.incarnation = answer.topics[0][1]
     else:
         client.records.incarnation = answer.incarnation
+
+
+def administer(client: Client) -> Steps:
+    """Create topics, and delete some."""
+    records, generator = client.records, client.generator
+    while not records.is_ending:
+        name = f"t{len(records.topics)}"
+        records.topics[name] = "unknown"
+        yield from client.until_ok(Ask(commands.CreateTopic(name, 1, {})), "topic_exists")
+        records.topics[name] = "there"
+        if generator.random() < 0.3:
+            yield client.pause()
+            records.topics[name] = "unknown"
+            yield from client.until_ok(Ask(commands.DeleteTopic(name)), "unknown_topic")
+            records.topics[name] = "deleted"
+        yield client.pause()
 
 
 def produce(name: str, client: Client) -> Steps:
@@ -591,9 +604,6 @@ def read(client: Client) -> Steps:
             found[partition] += payloads_of(answer, offsets[partition])
             offsets[partition] = answer.next
             records.has_read(partition, found[partition])
-        elif answer is not None and client.is_deposed:
-            assert answer.code in ("offset_out_of_range", "busy"), repr(answer.failure)
-            client.disconnect()
         else:
             # An offset beyond the end would mean that a failover took back what a reader has seen.
             assert answer is None or answer.code == "busy", repr(answer.failure)
@@ -614,7 +624,7 @@ class Course:
         self.wait_for(Client(self.records, self.servers, create_topic))
         actors: list[Callable[[Client], Steps]] = [
             partial(produce, "p"), partial(produce, "q"), partial(delay, "d"), partial(transact, "t"),
-            partial(transact, "u"), read,
+            partial(transact, "u"), read, administer,
         ]  # fmt: skip
         self.clients = [Client(self.records, self.servers, actor) for actor in actors]
 
@@ -669,7 +679,10 @@ class Course:
         records = self.records
         assert broker.listed() == [], "a transaction has no outcome"
         assert broker.delayed() == [], "a delayed message has not fired"
-        partitions = broker.engine.broker.topics.topic(TOPIC).partitions
+        topics = broker.engine.broker.topics
+        for name, state in records.topics.items():
+            assert state == "unknown" or (name in topics.partition_counts()) == (state == "there"), f"{name}: {state}"
+        partitions = topics.topic(TOPIC).partitions
         stored = [list(partition_messages(TOPIC, partition)) for partition in partitions]
         payloads = [[message.payload or b"" for message in messages] for messages in stored]
         for number, seen in enumerate(records.read):

@@ -89,6 +89,15 @@ def test_nothing_is_read_before_it_is_durable(standby: Standby) -> None:
     assert standby.fetch(read=commands.READ_WRITTEN).body == b""
 
 
+def test_who_has_read_more_elsewhere_is_told_to_ask_again(standby: Standby) -> None:
+    """A consumer that continued at another offset for this would lose or repeat messages."""
+    produce(standby, b"a")
+    end = standby.fetch().next
+    ahead = standby.fetch(end + 100)
+    assert ahead.code == "busy" and f"up to offset {end}" in str(ahead.failure)
+    assert standby.broker.fetch(end + 100).code == "offset_out_of_range", "the primary knows the end"
+
+
 def test_a_fetch_waits_for_the_next_message_and_not_longer_than_it_asked_for(standby: Standby) -> None:
     first, second = standby.fetch(wait_ms=5000), standby.fetch(partition=1, wait_ms=5000)
     standby.advance()

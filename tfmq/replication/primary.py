@@ -60,8 +60,9 @@ def read_handover(store: Store, term: int) -> str | None:
 class StoredJobs:
     """Delivers the results of jobs when what they have forced is stored, too."""
 
-    def __init__(self, disk: RecordingDisk, writer: EntryWriter, run: Run) -> None:
-        self._disk, self._writer, self._run = disk, writer, run
+    def __init__(self, primary: Primary, run: Run) -> None:
+        self._disk, self._writer, self._run = primary.disk, primary.writer, run
+        self.may_serve = primary.may_serve
 
     def run(self, work: Callable[[], Any], done: Done) -> None:
         """Run `work` in a worker; call `done` when all that it has forced is stored, at once if it has failed."""
@@ -204,11 +205,15 @@ class Primary:
         if self._maintenance is not None:
             self._maintenance.cancel()
 
+    def may_serve(self) -> bool:
+        """Whether an entry was stored so recently that no standby can be primary yet."""
+        self._lease.entry_stored(self.writer.stored_at)
+        return not self.is_ended and self._lease.may_serve(self._clock.monotonic())
+
     def _check(self) -> None:
         if self.is_ended:
             return
         now = self._clock.monotonic()
-        self._lease.entry_stored(self.writer.stored_at)
         self._tell_stall(now)
         if not self._is_looking:
             self._is_looking = True
@@ -224,7 +229,7 @@ class Primary:
     def _tell_stall(self, now: float) -> None:
         reason = ""
         if self._settings.is_sync:
-            if not self._lease.may_serve(now):
+            if not self.may_serve():
                 reason = f"nothing could be stored in {self._store.name} for {now - self.writer.stored_at:.0f} s"
             elif self.unstored_bytes > BACKLOG_BYTES_MAX:
                 reason = f"{self._store.name} is behind by {self.unstored_bytes} bytes"

@@ -248,7 +248,7 @@ class Replication:
 
     def replicas_of(self, primary: Primary, run: Callable[..., None]) -> StoredJobs | None:
         """Return what a broker on `primary.disk` waits with; None if it waits for its own disk only."""
-        return StoredJobs(primary.disk, primary.writer, run) if self.is_sync else None
+        return StoredJobs(primary, run) if self.is_sync else None
 
     def begin_force_of(self, begin: StartFsync | None) -> StartFsync | None:
         """Return what starts an fsync of a file of a primary's disk in the kernel; None without `begin`."""

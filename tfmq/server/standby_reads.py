@@ -310,6 +310,7 @@ class StandbyReads:
     ) -> None:
         runtime = Runtime(config, disk, clock, run, randomness, pause=pause)
         runtime.is_starting = False
+        runtime.may_be_behind = lambda: True
         self._clock, self._run, self._call_later, self._version = clock, run, call_later, version
         self._timers = runtime.timers
         self._executor = BoundedExecutor(runtime.run, READ_WORKERS)

@@ -95,6 +95,14 @@ REPLICATION_SERVERS: Final = (
         [BROKERS],
     ),
     Mutant(
+        "a-standby-takes-its-end-for-that-of-the-primary",
+        "a consumer that has read more elsewhere does not go on at another offset",
+        _READS,
+        "        runtime.may_be_behind = lambda: True\n",
+        "",
+        [_TEST_READS],
+    ),
+    Mutant(
         "a-standby-without-its-store-claims-to-have-everything",
         "a standby that falls behind says so",
         _FOLLOWER,
@@ -266,7 +274,7 @@ REPLICATION_SERVERS: Final = (
         "a-primary-without-its-store-accepts-for-ever",
         "a sync primary refuses requests after half a lease without its store",
         _PRIMARY,
-        "            if not self._lease.may_serve(now):\n",
+        "            if not self.may_serve():\n",
         "            if False:\n",
         [f"{SIMULATION}::test_a_primary_without_its_store_refuses_after_half_a_lease_and_serves_again"],
     ),
