@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
@@ -188,6 +189,21 @@ def test_a_wrong_url_and_an_empty_store_are_one_sentence(offline: Cli, tmp_path:
         for command in (["restore", given, str(tmp_path / "data")], ["verify", given], ["snapshot", given]):
             ran = offline("replica", *command)
             assert ran.code == 1 and why in ran.err and ran.err.count("\n") == 1
+
+
+def test_a_misspelled_database_is_refused_and_nothing_is_created(offline: Cli, tmp_path: Path) -> None:
+    other = tmp_path / "other.db"
+    with closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE customers (name TEXT)")
+        connection.commit()
+    before = other.read_bytes()
+    for path, why in ((tmp_path / "typo.db", "does not exist"), (other, "has no table tfmq_objects")):
+        given = f"sqlite:///{path}"
+        for command in (["restore", given, str(tmp_path / "data")], ["verify", given], ["snapshot", given]):
+            ran = offline("replica", *command)
+            assert (ran.code, ran.err.count("\n")) == (1, 1)
+            assert f"{given} {why}" in ran.err and "correct the URL" in ran.err
+    assert list(tmp_path.iterdir()) == [other] and other.read_bytes() == before
 
 
 def test_damage_is_found_and_named(offline: Cli, primary: Primary, url: str, tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def _first_time(store: Store, positions: tuple[Position, ...]) -> int | None:
 
 @contextmanager
 def opened(url: str) -> Iterator[Store]:
-    with explained(), closing(open_store(url)) as store:
+    with explained(), closing(open_store(url, must_exist=True)) as store:
         yield store
 
 

@@ -283,6 +283,14 @@ REPLICATION_STORES: Final = (
         [SQL],
     ),
     Mutant(
+        "a-misspelled-database-is-created",
+        "commands that read a store create no database and no table",
+        _SQL,
+        "            if self._must_exist:\n",
+        "            if False:\n",
+        ["tests/cli/test_replica.py"],
+    ),
+    Mutant(
         "large-objects-are-read",
         "an object above the maximum is not read into memory",
         _OBJECT,

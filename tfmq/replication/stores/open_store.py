@@ -22,8 +22,11 @@ LEFTOVER_SECONDS: Final = 3600.0
 """Age at which the object of an earlier probe, which did not come to its end, is removed."""
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, *, must_exist: bool = False) -> Store:
     """Return the store that `url` names. Its libraries are imported here. Sends nothing to a server.
+
+    `must_exist`: for programs that read, whose URL may be misspelled: a database without the table of objects is
+    refused, and neither it nor a file is created.
 
     Raises StoreRefused for an invalid URL, a missing library, and a folder that does not exist. No text of an error
     has a password.
@@ -43,7 +46,7 @@ def open_store(url: str) -> Store:
         return ObjectStore(url)
     from tfmq.replication.stores.sql_store import SqlStore
 
-    return SqlStore(url)
+    return SqlStore(url, must_exist=must_exist)
 
 
 def _folder(url: str) -> str:

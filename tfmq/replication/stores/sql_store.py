@@ -91,10 +91,14 @@ TABLE: Final = Table(
 
 
 class SqlStore:
-    """A `tfmq.replication.store.Store` in a database. It connects, and creates the table, on first use."""
+    """A `tfmq.replication.store.Store` in a database. It connects, and creates the table, on first use.
 
-    def __init__(self, url: str) -> None:
+    With `must_exist` a table, or a file of SQLite, that is not there is refused on first use, and not created.
+    """
+
+    def __init__(self, url: str, *, must_exist: bool = False) -> None:
         """Raises StoreRefused for an invalid URL, a database in memory, and a driver that is missing."""
+        self._must_exist = must_exist
         self._url, self._prefix = _parse(url)
         self._shown = url_without_passwords(self._url.render_as_string(hide_password=True))
         self._shown += (
@@ -193,12 +197,18 @@ class SqlStore:
         )
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _set_up_sqlite)
+            if not self._must_exist:
+                event.listen(engine, "connect", _use_write_ahead_log)  # changes the file, which may be another one
         elif engine.dialect.name == "postgresql":
             event.listen(engine, "connect", _set_up_postgresql)
         return engine
 
     def _engine_with_table(self) -> Engine:
         if not self._has_table:
+            if self._must_exist:
+                self._check_table()
+                self._has_table = True
+                return self._engine
             try:
                 TABLE.create(self._engine, checkfirst=True)
             except SQLAlchemyError:  # Another process may have created it at the same time.
@@ -206,6 +216,17 @@ class SqlStore:
                     raise
             self._has_table = True
         return self._engine
+
+    def _check_table(self) -> None:
+        """Raise StoreRefused if the table is missing. A missing file is noticed before SQLite would create it."""
+        path = self._url.database or ""
+        is_sqlite = self._url.get_backend_name() == "sqlite"
+        if is_sqlite and not os.path.exists(path.removeprefix("file:").partition("?")[0]):
+            raise StoreRefused(f"The database {self.name} does not exist: correct the URL.")
+        if not inspect(self._engine).has_table(TABLE.name):
+            raise StoreRefused(
+                f"The database {self.name} has no table {TABLE.name}, so nothing was replicated there: correct the URL."
+            )
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
@@ -340,9 +361,15 @@ def _parse(text: str) -> tuple[URL, str]:
 
 
 def _set_up_sqlite(connection: Any, _: object) -> None:
-    """Make commits survive a power failure. With the write-ahead log, readers do not wait for the writer."""
+    """Make commits survive a power failure."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous=EXTRA")  # FULL is enough with a write-ahead log, but not without
+    cursor.close()
+
+
+def _use_write_ahead_log(connection: Any, _: object) -> None:
+    """Let readers not wait for the writer."""
+    cursor = connection.cursor()
     with suppress(sqlite3.OperationalError):  # locked: another connection switches to the write-ahead log just now
         cursor.execute("PRAGMA journal_mode=WAL")
     cursor.close()
