@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from tfmq.cli.main import NOT_REACHED
+from tfmq.cli.main import NOT_DONE, NOT_REACHED
 from tfmq.cli.option_types import Duration
 from tfmq.cli.output import Output, age_text, escape_unprintable, escape_values, output_options, size_text, with_times
 from tfmq.client.connection.addresses import data_folder_of, parse_servers
@@ -77,17 +77,20 @@ class ServerState(NamedTuple):
 def status(output: Output) -> int:
     """Show each server of --servers: its role, its term, how far behind it is, and what keeps it from replicating.
 
-    Exit code 3 if none of them can be reached.
+    Exit code 0 if all of them replicate and one is primary, 3 if none of them can be reached, else 1.
     """
     states = ask_all(server_addresses(output))
     rows = [each.row() for each in states]
     output.print_rows(rows if output.json else [table_row(row) for row in rows], COLUMNS, "")
     primaries = [each for each in states if each.role == ROLE_PRIMARY]
+    if all(each.error is not None for each in states):
+        return NOT_REACHED
     if any(each.role == ROLE_STANDBY for each in states) and not primaries:
         output.info("none of these servers is primary")
     if len(primaries) > 1:
         output.info("several servers say that they are primary: only the one with the highest term is")
-    return NOT_REACHED if all(each.error is not None for each in states) else 0
+    is_whole = len(primaries) == 1 and not any(row["trouble"] for row in rows)
+    return 0 if is_whole else NOT_DONE
 
 
 @click.command(
