@@ -283,6 +283,22 @@ REPLICATION_STORES: Final = (
         [SQL],
     ),
     Mutant(
+        "the-cloud-is-taken-for-the-store",
+        "a service that gives no credentials is told from a store that refuses",
+        _OBJECT,
+        "        return is_about_role or _METADATA.search(text) is not None\n",
+        "        return False\n",
+        [OBJECT],
+    ),
+    Mutant(
+        "every-403-is-a-missing-right",
+        "a 403 that gives no reason names credentials and rights",
+        _OBJECT,
+        "        if is_forbidden and answer.code not in NO_RIGHTS:\n",
+        "        if False:\n",
+        [OBJECT],
+    ),
+    Mutant(
         "a-misspelled-database-is-created",
         "commands that read a store create no database and no table",
         _SQL,

@@ -8,6 +8,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -78,16 +80,22 @@ def test_nobody_listens(credentials: None) -> None:
     assert "Connection refused." in said_by(store, CALLS[1], StoreUnavailable)
 
 
-def test_a_certificate_of_an_unknown_authority(authority: Authority, credentials: None) -> None:
+@contextmanager
+def https_server(authority: Authority) -> Iterator[str]:
+    """Context of a server with TLS whose answers are those of `Answers`. Yields its address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.issue("127.0.0.1"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        store = open_store(f"s3://tfmq/p?endpoint=https://127.0.0.1:{server.server_port}")
-        text = said_by(store, CALLS[0], StoreUnavailable)
-        assert "its certificate is not trusted (UnknownIssuer); SSL_CERT_FILE can name the authority's." in text
+        yield f"https://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+def test_a_certificate_of_an_unknown_authority(authority: Authority, credentials: None) -> None:
+    with https_server(authority) as endpoint:
+        text = said_by(open_store(f"s3://tfmq/p?endpoint={endpoint}"), CALLS[0], StoreUnavailable)
+        assert "its certificate is not trusted (UnknownIssuer); SSL_CERT_FILE can name the authority's." in text
 
 
 def test_a_server_that_does_not_answer_is_left_in_time(credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +182,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.body)
 
-    do_GET = do_PUT = do_DELETE = answer
+    do_GET = do_PUT = do_POST = do_DELETE = answer
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
@@ -207,7 +215,11 @@ def error_body(code: str, message: str = "So\n  it is.") -> bytes:
         (429, b"", StoreUnavailable, "status 429"),
         (409, error_body("ConditionalRequestConflict"), StoreUnavailable, "ConditionalRequestConflict: So it is."),
         (403, error_body("RequestTimeTooSkewed"), StoreRefused, "refuses the time of this machine"),
-        (400, error_body("ExpiredToken"), StoreRefused, "refuses the credentials (ExpiredToken: So it is)"),
+        (400, error_body("ExpiredToken"), StoreRefused, "have expired (ExpiredToken: So it is): set AWS_ACCESS_KEY_ID"),
+        (403, error_body("InvalidAccessKeyId"), StoreRefused, "refuses the credentials (InvalidAccessKeyId: So it is)"),
+        (403, error_body("AccessDenied"), StoreRefused, "does not permit a put of entries/1 (AccessDenied: So it is)"),
+        (403, error_body("NoIdea"), StoreRefused, "check that AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are right"),
+        (403, b"", StoreRefused, "without a reason that tfmq knows (status 403): check that AWS_ACCESS_KEY_ID"),
         (401, b"", StoreRefused, "refuses the credentials (status 401)"),
         (404, b"<html>no such page</html>", StoreRefused, "refuses a put of entries/1: status 404."),
         (501, error_body("NotImplemented"), StoreUnavailable, "NotImplemented"),
@@ -218,6 +230,28 @@ def test_what_a_server_answers_is_told(
     answers: Callable[[int, bytes], Store], status: int, body: bytes, kind: type[ReplicationError], sentence: str
 ) -> None:
     assert sentence in said_by(answers(status, body), CALLS[0], kind)
+
+
+@pytest.mark.parametrize("service", ["machine", "role"])
+def test_a_service_that_refuses_to_give_credentials_is_told_from_the_store(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, service: str
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    Answers.status, Answers.body = 403, error_body("AccessDenied")
+    with https_server(authority) as endpoint:
+        if service == "machine":
+            monkeypatch.setenv("AWS_METADATA_ENDPOINT", endpoint)
+        else:
+            (tmp_path / "token").write_text("token")
+            monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+            monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/writer")
+            monkeypatch.setenv("AWS_ENDPOINT_URL_STS", endpoint)
+        monkeypatch.setenv("SSL_CERT_FILE", authority.ca)
+        store = open_store("s3://tfmq/p?endpoint=http://127.0.0.1:1")
+        for call in CALLS:
+            text = said_by(store, call, StoreRefused)
+            assert text.startswith("No credentials for the store") and "give the machine a role" in text, text
 
 
 def test_only_a_store_that_says_so_has_no_object(answers: Callable[[int, bytes], Store]) -> None:

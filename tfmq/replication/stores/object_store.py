@@ -64,12 +64,23 @@ NO_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound"})
 WRONG_CREDENTIALS: Final = frozenset(
     {
         "AuthenticationFailed",
-        "ExpiredToken",
+        "AuthenticationRequired",
         "InvalidAccessKeyId",
+        "InvalidAuthenticationInfo",
         "InvalidSecurity",
         "InvalidToken",
         "SignatureDoesNotMatch",
-        "TokenRefreshRequired",
+        "Unauthorized",
+    }
+)
+EXPIRED_CREDENTIALS: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
+NO_RIGHTS: Final = frozenset(
+    {
+        "AccessDenied",
+        "AllAccessDisabled",
+        "AuthorizationFailure",
+        "AuthorizationPermissionMismatch",
+        "InsufficientAccountPermissions",
     }
 )
 CONFLICTS: Final = frozenset({"ConditionalRequestConflict", "OperationAborted"})
@@ -81,8 +92,12 @@ _CODE: Final = re.compile(r"<Code>\s*([A-Za-z0-9.]+)\s*</Code>")
 _MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _CAUSE: Final = re.compile(r'(?:message|error): "([^"]*)"')
 _CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")
-_METADATA: Final = re.compile(r"/latest/(?:api/token|meta-data)|metadata/identity|metadata\.google|computeMetadata")
+_METADATA: Final = re.compile(
+    r"/latest/(?:api/token|meta-data)|metadata/identity|metadata\.google|computeMetadata|//169\.254\.170\.23?/"
+)
 """Addresses that tell machines in a cloud their credentials. They are asked if nothing else has any."""
+_ROLE_REQUEST: Final = "Error performing POST"
+"""Only the services of Amazon and Google that give credentials for a role get such requests, not the stores."""
 
 
 class ObjectStore:
@@ -193,8 +208,18 @@ class ObjectStore:
     def _to_store_error(self, error: Exception, request: str) -> ReplicationError:
         answer = _Answer.of(error)
         reason = _reason(error)
+        if answer.status in (401, 403) and self._is_about_credentials(error):
+            return StoreRefused(
+                f"No credentials for the store {self.name}: the service that gives this machine some refuses"
+                f" ({reason}); set {self._kind.credentials}, or give the machine a role that may use the store."
+            )
         if answer.code in NO_BUCKET:
             return StoreRefused(f"The store {self.name} has no bucket {self._bucket!r}: create it, or correct the URL.")
+        if answer.code in EXPIRED_CREDENTIALS:
+            return StoreRefused(
+                f"The credentials for the store {self.name} have expired ({reason}): set {self._kind.credentials} to"
+                " valid ones, and start again."
+            )
         if answer.status == 401 or answer.code in WRONG_CREDENTIALS or isinstance(error, UnauthenticatedError):
             return StoreRefused(
                 f"The store {self.name} refuses the credentials ({reason}): set {self._kind.credentials} to those of a"
@@ -202,7 +227,14 @@ class ObjectStore:
             )
         if answer.status == 403 and answer.code == "RequestTimeTooSkewed":
             return StoreRefused(f"The store {self.name} refuses the time of this machine ({reason}): set its clock.")
-        if answer.status == 403 or isinstance(error, PermissionDeniedError):
+        is_forbidden = answer.status == 403 or isinstance(error, PermissionDeniedError)
+        if is_forbidden and answer.code not in NO_RIGHTS:
+            return StoreRefused(
+                f"The store {self.name} refuses {request} without a reason that tfmq knows ({reason}): check that"
+                f" {self._kind.credentials} are right and have not expired, and that their user may read, write, list"
+                " and delete there."
+            )
+        if is_forbidden:
             return StoreRefused(
                 f"The store {self.name} does not permit {request} ({reason}): give its user the rights to read, write,"
                 " list and delete there."
@@ -219,6 +251,12 @@ class ObjectStore:
         if "redirect" in reason:
             return StoreRefused(f"The store {self.name} refuses {request}: {reason}.")
         return StoreUnavailable(f"The store {self.name} does not answer {request}: {reason}.")
+
+    def _is_about_credentials(self, error: Exception) -> bool:
+        """Return whether an error is about the service that gives a machine its credentials, not about the store."""
+        text = _text(error)
+        is_about_role = self._kind is not KINDS["az"] and _ROLE_REQUEST in text
+        return is_about_role or _METADATA.search(text) is not None
 
 
 class _Answer(NamedTuple):
