@@ -18,6 +18,7 @@ from tfmq.replication.entries import (
     Fence,
     Identity,
     Position,
+    Term,
     encode_entry,
     entry_key,
     term_key,
@@ -190,7 +191,8 @@ class Primary:
         """Begin the next term, after `skipped` that never began, at `parent`: by default the last entry."""
         number = self.position.term + 1 + skipped
         parent = parent or (self.position if self.position.term else None)
-        self.store.put_new(term_key(number), b"term")
+        for each in range(self.position.term + 1, number + 1):
+            self.claim(each)
         if parent is not None and parent != self.position:
             self.disk = empty_disk()
             for path, content in sorted(self.trees[parent].items()):
@@ -202,6 +204,9 @@ class Primary:
             self.time_ms = self.times[parent]
         self.position = Position(number, -1)
         self.store_entry(EntryKind.BEGIN, Begin(parent, "m", "host:1").encode())
+
+    def claim(self, number: int) -> None:
+        self.store.put_new(term_key(number), Term(number, "m", "host:1", f"{number:016x}").encode())
 
     def fence(self, position: Position) -> None:
         """Replace what is at `position` by a fence: what was stored there, and after it, does not count any more."""

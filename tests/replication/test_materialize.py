@@ -27,7 +27,7 @@ from tests.replication.objects import (
 )
 from tests.scale import scaled, seeded
 from tfmq.replication.chain import read_chain
-from tfmq.replication.entries import EntryKind, Position, encode_entry, entry_key, manifest_key, term_key
+from tfmq.replication.entries import EntryKind, Position, encode_entry, entry_key, manifest_key
 from tfmq.replication.errors import InvalidObject, NewerObject, NoReplica, StoreUnavailable
 from tfmq.replication.materialize import MARKER_PATH, Materialized, find_start, is_incomplete, materialize
 from tfmq.replication.operations import Kind, Operation
@@ -83,7 +83,7 @@ def random_history(store: HookedStore, generator: Random) -> Primary:
         primary.begin(parent)
     for _ in range(generator.randrange(4)):
         primary.write_randomly()
-    primary.store.put_new(term_key(primary.position.term + 1), b"claimed")
+    primary.claim(primary.position.term + 1)
     return primary
 
 
@@ -146,9 +146,9 @@ def test_a_term_that_was_claimed_and_not_begun_changes_nothing() -> None:
     primary.begin()
     primary.write_file("a", b"1")
     primary.snapshot()
-    store.put_new(term_key(2), b"claimed")
+    primary.claim(2)
     store.put_new(entry_key(Position(2, 0)), encode_entry(EntryKind.FENCE, Position(2, 0), 0, [b""]))
-    store.put_new(term_key(3), b"claimed")
+    primary.claim(3)
     assert materialized(store, empty_disk()).position == primary.position
 
 

@@ -20,6 +20,7 @@ from tfmq.replication.entries import (
     EntryKind,
     Identity,
     Position,
+    Term,
     encode_entry,
     entry_key,
     term_key,
@@ -57,7 +58,8 @@ class History:
         self.follower = follower
         parent = self.position if self.position.term else None
         self.position = Position(self.position.term + 1, -1)
-        self.store.put_new(term_key(self.position.term), b"term")
+        term = Term(self.position.term, "member", "host:1", "1")
+        self.store.put_new(term_key(term.number), term.encode())
         self._store_entry(EntryKind.BEGIN, [Begin(parent, "member", "host:1").encode()])
         content = self.snapshotter.upload(FolderSource(follower.disk, DATA))
         self.snapshotter.store_manifest(Position(self.position.term, 1), self.time_ms, content)

@@ -27,7 +27,7 @@ from tfmq.replication.entries import Position, entry_key, handover_key, manifest
 from tfmq.replication.errors import NewerObject, NoReplica, SnapshotTooSlow, StoreUnavailable
 from tfmq.replication.operations import Kind, Operation
 from tfmq.replication.snapshot import FolderSource
-from tfmq.replication.sweep import Swept, read_time, sweep
+from tfmq.replication.sweep import Swept, begin_sweep, sweep
 from tfmq.replication.verify import verify
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -57,7 +57,7 @@ def history_of_snapshots(count: int, pause: float = HISTORY / 2) -> Primary:
 def test_the_history_and_what_it_needs_is_kept_and_the_rest_is_deleted() -> None:
     primary = history_of_snapshots(6)
     store = primary.store
-    store.put_new(handover_key(1), b"")
+    store.put_new(handover_key(1), b"m")
     found = swept(store)
     assert found.oldest == Position(1, 5), "stored exactly when the history begins"
     assert store.keys("manifests/") == [manifest_key(Position(1, slot)) for slot in (5, 6, 7)]
@@ -82,7 +82,7 @@ def test_terms_below_the_history_are_deleted_and_the_newest_stays() -> None:
         primary.fence(fences[-1])
         primary.fence(Position(primary.position.term + 1, 0))
         primary.begin(skipped=1)
-        primary.store.put_new(handover_key(primary.position.term), b"")
+        primary.store.put_new(handover_key(primary.position.term), b"m")
         primary.snapshot()
     primary.store.now += HISTORY
     swept(primary.store)
@@ -141,15 +141,15 @@ def test_ages_are_by_the_clock_of_the_store() -> None:
     store.now = 5.0
     store.put_new("sweeps/left-behind", b"\0")
     store.now = 10_000.0
-    assert read_time(store, Random(1).randbytes) == 10_000.0
-    assert store.keys("sweeps/") == []
+    key, now = begin_sweep(store, Random(1).randbytes)
+    assert now == 10_000.0 and store.keys("sweeps/") == [key]
 
     class Forgetful(HookedStore):
         def put_new(self, key: str, data: bytes) -> bool:
             return True
 
     with pytest.raises(StoreUnavailable, match="does not list sweeps/"):
-        read_time(Forgetful(), Random(1).randbytes)
+        begin_sweep(Forgetful(), Random(1).randbytes)
 
 
 def test_an_unreadable_manifest_keeps_all_chunks_and_a_newer_one_everything() -> None:

@@ -6,7 +6,7 @@ from tests.replication.objects import CallsItself, HookedStore, Primary, empty_d
 from tests.replication.test_materialize import materialized, random_history, restorable
 from tests.replication.test_sweep import history_of_snapshots, swept
 from tests.scale import scaled, seeded
-from tfmq.replication.entries import Position, entry_key, manifest_key
+from tfmq.replication.entries import IDENTITY_KEY, Position, entry_key, handover_key, manifest_key, term_key
 from tfmq.replication.errors import InvalidObject, NewerObject, NoReplica
 from tfmq.replication.verify import Finding, Range, Verification, count_bytes, verify
 
@@ -160,3 +160,64 @@ def _can_restore(primary: Primary, position: Position) -> bool:
     except InvalidObject:
         return False
     return True
+
+
+def test_what_only_servers_read_is_verified_too() -> None:
+    primary = history_of_snapshots(1)
+    primary.begin(skipped=2)
+    store = primary.store
+    for term in (1, 4):
+        store.put_new(handover_key(term), b"m")
+    assert not verified(primary).is_damaged
+    store.damage(IDENTITY_KEY)
+    store.damage(term_key(1))
+    for term in (2, 3):
+        del store.objects[term_key(term)]
+    store.objects[handover_key(4)] = (b"m" * 65, 0.0)
+    found = {finding.key: finding.what for finding in verified(primary).findings}
+    assert found.pop(IDENTITY_KEY).startswith("cannot be read: ") and found.pop(term_key(1))
+    assert found == {term_key(2): "and the 1 after it are missing", handover_key(4): "does not name a member"}
+    del store.objects[IDENTITY_KEY]
+    del store.objects[term_key(4)]
+    found = {finding.key: finding.what for finding in verified(primary).findings}
+    assert (found[IDENTITY_KEY], found[term_key(4)]) == ("is missing", "is missing, although the term has entries")
+    lost = {finding.key: finding.lost for finding in verified(primary).findings}
+    assert lost.pop(term_key(4)) == (Range(primary.time_ms, None),), "nobody would look for its entries"
+    assert set(lost.values()) == {()}, "a restore needs none of these"
+
+
+def test_a_first_snapshot_that_is_missing_is_found() -> None:
+    """Before a sweep that of the first BASE, after one that of the first entry."""
+    primary = Primary(HookedStore())
+    primary.begin()
+    primary.base()
+    first, begin_ms = primary.position, primary.time_ms
+    primary.write_file("a", b"1")
+    store = primary.store
+    kept = store.objects.pop(manifest_key(first))
+    assert verified(primary).findings == [Finding(manifest_key(first), "is missing", (Range(0, None),))]
+    primary.snapshot()
+    (finding,) = verified(primary).findings
+    assert finding.key == manifest_key(first) and finding.lost == (Range(begin_ms, primary.time_ms),)
+    store.objects[manifest_key(first)] = kept
+    assert not verified(primary).is_damaged
+    for name in "bcd":
+        store.now += 600
+        primary.write_file(name, b"1")
+        primary.snapshot()
+    oldest = swept(store).oldest
+    assert oldest is not None and not verified(primary).is_damaged
+    del store.objects[manifest_key(oldest)]
+    (finding,) = verified(primary).findings
+    assert finding.key == manifest_key(oldest) and finding.lost[0].from_ms == primary.times[oldest]
+    # An interrupted sweep leaves entries, too.
+    store.put_new("sweeps/1", b"")
+    assert not verified(primary).is_damaged
+
+
+def test_what_a_server_that_slept_has_stored_before_the_history_is_no_damage() -> None:
+    primary = history_of_snapshots(6)
+    kept = primary.store.objects[entry_key(Position(1, 1))]
+    swept(primary.store)
+    primary.store.objects[entry_key(Position(1, 1))] = kept
+    assert not verified(primary).is_damaged

@@ -90,7 +90,7 @@ def restore(url: str, data: str, at: datetime | None, output: Output) -> None:
 @click.argument("url")
 @offline_options
 def verify_command(url: str, output: Output) -> int:
-    """Read everything that is stored at URL and that a restore may need; exit code 4 when something is damaged.
+    """Read everything at URL that a restore or a server may need; exit code 4 when something is damaged.
 
     For each object that is missing or damaged the command says which times cannot be restored because of it. The next
     snapshot stores chunks again that are missing.

@@ -25,6 +25,8 @@ ENTRY_BYTES_MAX: Final = 64 << 20
 """No entry is larger: one is cut at CUT_BYTES, and a single write of a broker has at most the size of a frame."""
 CUT_BYTES: Final = 4 << 20
 """An entry is cut when it has this many bytes."""
+MEMBER_BYTES_MAX: Final = 64
+"""Maximum size of the id of a member in a request for a hand-over."""
 NUMBER_MAX: Final = 10**16 - 1
 """Highest term and slot: names have 16 digits, so that they sort by number."""
 
@@ -34,7 +36,7 @@ MANIFESTS: Final = "manifests/"
 CHUNKS: Final = "chunks/"
 HANDOVERS: Final = "handovers/"
 SWEEPS: Final = "sweeps/"
-"""Objects that exist while a sweep reads the store's clock from their time."""
+"""Objects that exist while a sweep is under way. It reads the store's clock from the time of its own."""
 IDENTITY_KEY: Final = "replica"
 """The object that says which data folder this prefix belongs to. It is the first one that is stored."""
 
@@ -66,6 +68,13 @@ def parse_handover(key: str) -> int | None:
 
 def handover_key(term: int) -> str:
     return f"{HANDOVERS}{term:016d}"
+
+
+def decode_handover(data: bytes, term: int) -> str:
+    """Return the member that has asked for the hand-over of a term. Raises InvalidObject."""
+    if not 0 < len(data) <= MEMBER_BYTES_MAX or not data.isalnum():
+        raise InvalidObject(f"{handover_key(term)} does not name a member")
+    return data.decode("ascii")
 
 
 def manifest_key(position: Position) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from journal.clock import Clock
 from journal.fsync import WhenStored
-from tfmq.replication.entries import CUT_BYTES, EntryKind, Position, handover_key, manifest_key
+from tfmq.replication.entries import CUT_BYTES, EntryKind, Position, decode_handover, handover_key, manifest_key
 from tfmq.replication.entry_writer import RETRY_SECONDS_MAX, EntryWriter
 from tfmq.replication.errors import InvalidObject, ReplicationError, SnapshotLost, StoreUnavailable
 from tfmq.replication.liveness import PrimaryLease
@@ -29,8 +29,6 @@ SNAPSHOT_ENTRIES: Final = 5_000
 SWEEP_SECONDS: Final = 3600.0
 CHECK_SECONDS: Final = 0.25
 """Interval of the look for a hand-over, and whether the store still works."""
-MEMBER_BYTES_MAX: Final = 64
-"""Maximum size of the id of a member in a request for a hand-over."""
 BACKLOG_BYTES_MAX: Final = 256 << 20
 """A primary whose store cannot be reached keeps so many bytes of operations in memory at most."""
 
@@ -50,11 +48,7 @@ def read_handover(store: Store, term: int) -> str | None:
     """Return the member that has asked for the hand-over of a term; None if nobody has. Raises InvalidObject,
     StoreUnavailable, StoreRefused."""
     data = store.get(handover_key(term))
-    if data is None:
-        return None
-    if not 0 < len(data) <= MEMBER_BYTES_MAX or not data.isalnum():
-        raise InvalidObject(f"{handover_key(term)} does not name a member")
-    return data.decode("ascii")
+    return None if data is None else decode_handover(data, term)
 
 
 class StoredJobs:

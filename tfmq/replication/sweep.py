@@ -59,7 +59,17 @@ def sweep(store: Store, *, history_seconds: float, random_bytes: Callable[[int],
     NewerObject: a newer version has stored a manifest, so that only that version knows what it needs.
     """
     # The time is read first: everything that is stored from here on counts as younger than it is.
-    now = read_time(store, random_bytes)
+    key, now = begin_sweep(store, random_bytes)
+    try:
+        found = _sweep_before(store, now, history_seconds)
+    except InvalidObject:  # before anything was deleted
+        store.delete(key)
+        raise
+    store.delete(key)
+    return found
+
+
+def _sweep_before(store: Store, now: float, history_seconds: float) -> Swept:
     stored = {
         position: each.modified for each in store.list(MANIFESTS) if (position := parse_position(each.key)) is not None
     }
@@ -92,8 +102,11 @@ def sweep(store: Store, *, history_seconds: float, random_bytes: Callable[[int],
     return Swept(oldest, manifests, entries, chunks, chunk_bytes, damage)
 
 
-def read_time(store: Store, random_bytes: Callable[[int], bytes]) -> float:
-    """Return the time by the clock of the store, in seconds since 1970."""
+def begin_sweep(store: Store, random_bytes: Callable[[int], bytes]) -> tuple[str, float]:
+    """Store an object, and return its key and the time by the clock of the store, in seconds since 1970.
+
+    The object is there until the sweep has ended: entries whose manifest is gone are no damage as long as there is one.
+    """
     key = f"{SWEEPS}{random_bytes(8).hex()}"
     store.put_new(key, b"\0")
     times = {each.key: each.modified for each in store.list(SWEEPS)}
@@ -101,9 +114,9 @@ def read_time(store: Store, random_bytes: Callable[[int], bytes]) -> float:
     if now is None:
         raise StoreUnavailable(f"{store.name} does not list {key}, which was stored")
     for each, modified in times.items():
-        if each == key or modified < now - LEFT_BEHIND_SECONDS:
+        if modified < now - LEFT_BEHIND_SECONDS:
             store.delete(each)
-    return now
+    return key, now
 
 
 def _delete(store: Store, keys: Iterable[str]) -> int:

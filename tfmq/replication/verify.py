@@ -1,25 +1,40 @@
-"""Verify what a store has: every manifest, chunk and entry that counts, and what the damage costs."""
+"""Verify what a store has, all that counts and what servers need, and what the damage costs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 from tfmq.replication.ahead import call_ahead
 from tfmq.replication.chain import IN_FLIGHT_MAX, READ_AHEAD, Chain, read_chain, read_manifest
 from tfmq.replication.entries import (
     CHUNKS,
+    ENTRIES,
+    HANDOVERS,
+    IDENTITY_KEY,
     MANIFESTS,
+    SWEEPS,
+    TERMS,
+    Begin,
+    Entry,
     EntryKind,
+    Identity,
     Position,
+    Term,
     decode_entry,
+    decode_handover,
     entries_prefix,
     entry_key,
+    handover_key,
     manifest_key,
+    parse_handover,
     parse_position,
+    parse_term,
+    term_key,
 )
 from tfmq.replication.errors import InvalidObject, NewerObject, NoReplica
 from tfmq.replication.manifest import Chunk, Manifest
@@ -116,16 +131,134 @@ class _Verifier:
         except InvalidObject as error:
             self._result.findings.append(Finding("", str(error), (Range(0, None),)))
             return self._result
+        self._verify_names(chain)
         if not chain.manifests:
-            raise NoReplica(f"the replica at {self._store.name} has no snapshot yet")
+            base = self._first_base(chain)
+            if base is None:
+                raise NoReplica(f"the replica at {self._store.name} has no snapshot yet")
+            self._faults[manifest_key(base)] = "is missing"
+            self._note_lost({manifest_key(base)}, Range(0, None))
+            self._report()
+            return self._result
         self._verify_manifests(chain)
         self._verify_history(chain)
+        self._report()
+        return self._result
+
+    def _report(self) -> None:
         for key, what in self._faults.items():
             if len(self._result.findings) < FINDINGS_MAX:
                 self._result.findings.append(Finding(key, what, tuple(self._lost[key])))
             else:
                 self._result.findings_left_out += 1
-        return self._result
+
+    def _verify_names(self, chain: Chain) -> None:
+        """Read the objects that only servers need: they say whose replica it is, and who is primary."""
+        self._try_decode(IDENTITY_KEY, self._store.get(IDENTITY_KEY), Identity.decode)
+        # What is below the oldest snapshot, sweeps delete. Of the others each number was claimed.
+        oldest = expected = chain.manifests[0].term if chain.manifests else chain.links[-1].term
+        beyond = list(self._terms_beyond(chain.links[0].term))
+        claimed = {number for each in self._store.list(TERMS) if (number := parse_term(each.key)) is not None}
+        for number in sorted(claimed.union(link.term for link in chain.links)):
+            if number >= oldest:
+                if number > expected:
+                    self._faults[term_key(expected)] = _sentence_of_missing(number - expected)
+                expected = number + 1
+                data = self._store.get(term_key(number))
+                self._try_decode(term_key(number), data, partial(Term.decode, number=number))
+        for begin in beyond:
+            key = term_key(begin.position.term)
+            if begin.position.term not in claimed:
+                self._faults[key] = "is missing, although the term has entries"
+                self._note_lost({key}, Range(begin.time_ms, None))
+        asked = [number for each in self._store.list(HANDOVERS) if (number := parse_handover(each.key)) is not None]
+        for number in asked:
+            # One that a sweep has just deleted is no damage.
+            if number >= oldest and (data := self._store.get(handover_key(number))) is not None:
+                self._try_decode(handover_key(number), data, partial(decode_handover, term=number))
+
+    def _try_decode(self, key: str, data: bytes | None, decode: Callable[[bytes], object]) -> None:
+        if data is None:
+            self._faults[key] = "is missing"
+            return
+        self._progress(len(data))
+        self._result.bytes += len(data)
+        try:
+            decode(data)
+        except NewerObject:
+            raise
+        except InvalidObject as error:
+            self._faults[key] = str(error).removeprefix(f"{key} ")
+
+    def _terms_beyond(self, newest: int) -> Iterator[_StoredEntry]:
+        """Yield the first entry of each term above the newest that has begun: they must have been claimed."""
+        while True:
+            after = entries_prefix(newest + 1).rstrip("/")
+            keys = (each.key for each in self._store.list(ENTRIES, after))
+            position = next((found for key in keys if (found := parse_position(key)) is not None), None)
+            if position is None:
+                return
+            entry = self._try_entry(position)
+            yield _StoredEntry(position, 0 if entry is None else entry.time_ms, False, "")
+            newest = position.term
+
+    def _first_base(self, chain: Chain) -> Position | None:
+        """Return the first BASE, if the chain has one. Its manifest was stored before it."""
+        for link in reversed(chain.links):
+            for each in self._store.list(entries_prefix(link.term)):
+                entry = self._try_entry(parse_position(each.key))
+                if entry is not None and entry.kind == EntryKind.BASE and chain.counts(entry.position):
+                    return entry.position
+        return None
+
+    def _try_entry(self, position: Position | None) -> Entry | None:
+        data = None if position is None else self._get_entry(position)
+        try:
+            return None if data is None or position is None else decode_entry(data, position)
+        except NewerObject:
+            raise
+        except InvalidObject:
+            return None
+
+    def _lost_begin(self, chain: Chain) -> Entry | None:
+        """Return the entry with which the history begins, if the manifest of that is missing.
+
+        A sweep deletes the manifests first, then all entries before the oldest one that it keeps. So if no sweep is
+        under way or was interrupted, and there are entries right before the oldest manifest, then one is missing;
+        except in the first term, whose first manifest is that of its first BASE.
+        """
+        if any(True for _ in self._store.list(SWEEPS)):
+            return None
+        first = chain.manifests[0]
+        positions = self._positions_before(chain, first)
+        for index, position in enumerate(positions):
+            entry = self._try_entry(position)
+            is_first_of_all = entry is not None and entry.kind == EntryKind.BEGIN and Begin.decode(entry).parent is None
+            if entry is not None and (entry.kind == EntryKind.BASE or (index == 0 and not is_first_of_all)):
+                return entry
+        return None
+
+    def _positions_before(self, chain: Chain, first: Position) -> list[Position]:
+        """Return the positions without a gap that end before `first` and have entries, the lowest first.
+
+        What is below a gap was stored by a server that slept, in the place of what a sweep had deleted.
+        """
+        found: list[Position] = []
+        below = first.slot
+        for link in chain.links:
+            if link.term > first.term:
+                continue
+            if link.term < first.term:
+                assert link.end is not None  # only the newest has none
+                below = link.end + 1
+            stored = (parse_position(each.key) for each in self._store.list(entries_prefix(link.term)))
+            slots = {each.slot for each in stored if each is not None and each.slot < below}
+            while below > 0 and below - 1 in slots:
+                below -= 1
+                found.append(Position(link.term, below))
+            if below > 0:
+                break
+        return found[::-1]
 
     def _verify_manifests(self, chain: Chain) -> None:
         needed: set[Chunk] = set()
@@ -187,6 +320,12 @@ class _Verifier:
         first = chain.manifests[0]
         causes = set(self._manifest_faults.get(first, ()))
         since_ms = last_ms = self._manifest_times.get(first, 0)
+        lost = self._lost_begin(chain)
+        if lost is not None:
+            self._faults[manifest_key(lost.position)] = "is missing, although entries from it on are kept"
+            causes.add(manifest_key(lost.position))
+            since_ms = last_ms = lost.time_ms
+            first = lost.position
         self._result.first_ms = last_ms
         for entry in self._entries(chain, first):
             key = entry_key(entry.position)
@@ -274,6 +413,8 @@ class _Verifier:
 
 
 def _missing(term: int, first: int, end: int) -> _StoredEntry:
-    count = end - first
-    what = "is missing" if count == 1 else f"and the {count - 1:,} after it are missing"
-    return _StoredEntry(Position(term, first), 0, False, what)
+    return _StoredEntry(Position(term, first), 0, False, _sentence_of_missing(end - first))
+
+
+def _sentence_of_missing(count: int) -> str:
+    return "is missing" if count == 1 else f"and the {count - 1:,} after it are missing"

@@ -524,7 +524,7 @@ REPLICATION_SERVERS: Final = (
     Mutant(
         "a-request-for-a-hand-over-has-any-size",
         "a damaged request for a hand-over is trouble, and hands nothing over",
-        _PRIMARY,
+        "tfmq/replication/entries.py",
         "    if not 0 < len(data) <= MEMBER_BYTES_MAX or not data.isalnum():\n",
         "    if not data.isalnum():\n",
         [f"{SIMULATION}::test_a_damaged_request_for_a_hand_over_is_in_the_status"],
