@@ -22,6 +22,8 @@ from tfmq.data_dir import decode_version, encode_version
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
 from tfmq.protocol.commands import Metadata, ResumePartition
 from tfmq.protocol.delayed_handle import decode_due_times
+from tfmq.replication.entries import Position
+from tfmq.replication.local_state import LocalState, LocalStateFile, Role
 from tfmq.server.main import startup_sentence
 
 VERSION = f"{DATA}/meta/version"
@@ -206,6 +208,24 @@ def test_unknown_folders_are_left_unchanged_and_reported() -> None:
     assert again.disk.exists(f"{DATA}/mine-0")
     assert again.engine.broker.status()["unknown_folders"] == ["mine-0"]
     assert again.create("mine").code != "topic_exists"
+
+
+@pytest.mark.parametrize("role", ["primary", "standby"])
+def test_a_start_without_the_replication_of_a_folder_is_noted_there(
+    role: Role, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the replicas would never have what this broker writes, and what is written later would not fit them."""
+    broker = Broker()
+    broker.stop()
+    file = LocalStateFile(broker.disk, DATA)
+    state = LocalState("00ff", role, Position(1, 5), is_clean=True, time_ms=7, store="memory")
+    file.write(state)
+    Broker(broker.disk, replicate__url="s3://bucket/orders").stop()
+    assert file.read(bytes) == state
+    Broker(broker.disk)
+    expected = state._replace(is_clean=False, role=role if role == "primary" else "")
+    assert LocalStateFile(broker.disk, DATA).read(bytes) == expected
+    assert f"that of a {role}, and replicate.url is not set" in caplog.text
 
 
 def test_the_steps_are_in_their_order() -> None:

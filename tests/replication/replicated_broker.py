@@ -41,6 +41,7 @@ from tfmq.testing.broker import partition_messages
 
 SETTINGS: dict[str, Any] = {
     "server.data": FOLDER,
+    "replicate.url": "memory://",  # not opened
     "log.segment_bytes": 1 << 16,
     "log.state_bytes": 1 << 16,
     "transaction.journal_file_bytes": 1 << 16,

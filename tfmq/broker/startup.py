@@ -52,6 +52,7 @@ from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
 from tfmq.errors import NOT_DONE, ConfigError
+from tfmq.replication.local_state import LocalStateFile
 from tfmq.replication.materialize import is_incomplete
 from tfmq.transaction.store import TransactionStore
 
@@ -92,6 +93,24 @@ def create_data_folder(broker: Broker) -> None:
 
 def lock_data_folder(broker: Broker) -> None:
     broker.lock = broker.disk.lock(join(broker.data, LOCK_NAME))
+
+
+def note_missing_replication(broker: Broker) -> None:
+    """Note in the folder of a server with replicas that it is changed without them, where `replicate.url` is not set.
+
+    Otherwise the server would go on from the last entry in its store as if nothing had happened since: no replica would
+    ever have these changes, and later ones would not fit the replicas.
+    """
+    if broker.config.replicate.url:
+        return
+    role = LocalStateFile(broker.disk, broker.data).note_broker()
+    if role:
+        log.warning(
+            "the folder %s is that of a %s, and replicate.url is not set: what is written now is in no store,"
+            " and another server may serve other messages meanwhile. Set replicate.url unless that is intended",
+            broker.data,
+            role,
+        )
 
 
 def version_file(broker: Broker) -> None:
@@ -249,6 +268,7 @@ STEPS: Final[tuple[Callable[[Broker], None], ...]] = (
     require_complete,
     create_data_folder,
     lock_data_folder,
+    note_missing_replication,
     version_file,
     create_forcer,
     open_catalog,

@@ -73,6 +73,20 @@ class LocalStateFile:
         if state.is_clean:
             self.write(state._replace(is_clean=False))
 
+    def note_broker(self) -> Role:
+        """Note that a broker without replication is about to change the folder. Return the role that the server had.
+
+        Where it was primary, it stores the whole folder again when it replicates again. Where it was a standby, the
+        folder is from here on like one of a broker that was never replicated: what only this broker has written is
+        moved aside, and not overwritten, when the server follows again.
+        """
+        state = self.read(lambda size: b"")
+        if state.role == "standby":
+            self.write(state._replace(role="", is_clean=False))
+        else:
+            self.note_change()
+        return state.role
+
     def write(self, state: LocalState) -> None:
         """Replace the file durably."""
         if not self._disk.exists(self._own):
