@@ -347,7 +347,9 @@ class Replica:
                 return False  # another one has begun and ended meanwhile
             if not state.is_clean and (yield from self._is_old_copy(state, sealed.parent)):
                 return False
-            yield from self._serve(term, sealed, needs_base=not (state.is_clean and sealed.parent == state.position))
+            # In another store that had this server before, the same position may be that of an older folder.
+            is_stored = state.is_clean and sealed.parent == state.position and state.store == self._store.name
+            yield from self._serve(term, sealed, needs_base=not is_stored)
         except Deposed as error:
             logger.info("another server has become primary meanwhile: %s", error)
             return False
@@ -372,6 +374,8 @@ class Replica:
         `entry_count`: as for `Primary`."""
         now_ms = max(self._clock.wall_ms(), time_ms)
         yield from self._on_store(begin(term, sealed, now_ms))
+        # From here on, STATUS has the new term. The address that is known is that of the primary before.
+        self.primary_address = ""
         yield from self._write_state("primary", Position(term.number, 0), is_clean=False, time_ms=now_ms)
         self._anchor = self._disk.open_anchor(self._folder)
         disk = RecordingDisk(self._disk, self._folder, wake=self._wake, held=self._lock)

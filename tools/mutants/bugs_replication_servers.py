@@ -7,6 +7,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 SIMULATION: Final = "tests/replication/test_simulation.py"
+STARTUP: Final = "tests/broker/test_startup.py"
 WRITER: Final = "tests/replication/test_entry_writer.py"
 ROUNDS: Final = "tests/journal/test_fsync.py"
 BEHIND: Final = f"{SIMULATION}::test_a_standby_that_falls_behind_says_so_in_its_status_and_in_the_log"
@@ -22,6 +23,38 @@ _READS: Final = "tfmq/server/standby_reads.py"
 _TEST_READS: Final = "tests/server/test_standby_reads.py"
 
 REPLICATION_SERVERS: Final = (
+    Mutant(
+        "a-broker-without-its-replication-leaves-no-note",
+        "what a broker writes without its replication reaches the replicas when it replicates again",
+        "tfmq/broker/startup.py",
+        "    note_missing_replication,\n",
+        "",
+        [f"{STARTUP}::test_a_start_without_the_replication_of_a_folder_is_noted_there"],
+    ),
+    Mutant(
+        "a-standby-s-folder-stays-one-in-a-broker-of-its-own",
+        "what a standby wrote as a broker of its own is moved aside, and not overwritten",
+        "tfmq/replication/local_state.py",
+        'self.write(state._replace(role="", is_clean=False))',
+        "self.write(state._replace(is_clean=False))",
+        [f"{STARTUP}::test_a_start_without_the_replication_of_a_folder_is_noted_there"],
+    ),
+    Mutant(
+        "an-earlier-store-is-taken-for-the-present-one",
+        "a primary that comes back to an earlier store stores its folder again",
+        _REPLICA,
+        " and state.store == self._store.name\n            yield",
+        "\n            yield",
+        [f"{SIMULATION}::test_a_primary_that_comes_back_to_an_earlier_store_stores_its_folder_again"],
+    ),
+    Mutant(
+        "the-primary-before-in-a-status-of-the-new-term",
+        "a standby that becomes primary names no other primary of its term",
+        _REPLICA,
+        'is that of the primary before.\n        self.primary_address = ""\n',
+        "is that of the primary before.\n",
+        [f"{SIMULATION}::test_a_standby_that_asks_for_it_becomes_primary_without_a_pause_to_speak_of"],
+    ),
     Mutant(
         "a-repaired-folder-counts-as-clean",
         "a folder that a repair has changed is not taken for a state of the replicas",
@@ -250,7 +283,7 @@ REPLICATION_SERVERS: Final = (
         "standbys-are-not-told-of-another-base",
         "a primary whose folder has more than the store says so with a BASE",
         _REPLICA,
-        "needs_base=not (state.is_clean and sealed.parent == state.position))\n",
+        "needs_base=not is_stored)\n",
         "needs_base=False)\n",
         [f"{SIMULATION}::test_a_primary_that_restarts_goes_on_with_what_only_its_own_disk_has"],
     ),
