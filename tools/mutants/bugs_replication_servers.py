@@ -454,7 +454,7 @@ REPLICATION_SERVERS: Final = (
         _REPLICA,
         'join(self._folder, f"{LOCAL_FOLDER}/deposed-{term}")',
         'f"{self._folder}.deposed-{term}"',
-        [f"{SIMULATION}::test_an_old_copy_of_the_primary_s_folder_takes_nothing_back"],
+        [f"{SIMULATION}::test_what_a_standby_wrote_as_a_broker_without_replication_is_moved_aside"],
     ),
     Mutant(
         "a-standby-without-its-store-shows-no-trouble",
