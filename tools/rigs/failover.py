@@ -32,8 +32,8 @@ import click
 import tfmq
 from tfmq.embedded import terminate_with_parent
 from tools.rigs.live_server import LiveServer
-from tools.rigs.soak_audit import ABSENT, COMMITTED, SOURCE, TARGET, Audit, Diary
-from tools.rigs.soak_worker import LATER, PAIRS, PARTITIONS
+from tools.rigs.soak_audit import SOURCE, TARGET, Audit, Diary
+from tools.rigs.soak_worker import LATER, PAIRS, PARTITIONS, end_prepared
 
 LEASE_SECONDS: Final = 5.0
 """Clients notice a frozen server after 6 s. With a shorter lease that would take longest."""
@@ -262,25 +262,12 @@ class Rig:
         self.probe.join(ANSWER_SECONDS)
         senders = [worker for worker in self._workers if worker.role != "member"]
         self.outcome.faults += filter(None, (worker.end() for worker in senders))
-        self._end_those_in_doubt()
+        for line in end_prepared(self.addresses):
+            self.audit.learn(line)
         time.sleep(self._longest_delay)
         self._read(seconds=END_SECONDS)
         self.outcome.faults += filter(None, (worker.end() for worker in self._workers if worker.role == "member"))
         self.audit.check_complete()
-
-    def _end_those_in_doubt(self) -> None:
-        with (
-            tfmq.Admin(self.addresses, timeout=ANSWER_SECONDS) as admin,
-            tfmq.Producer(self.addresses, timeout=ANSWER_SECONDS) as producer,
-        ):
-            for number, row in enumerate(admin.transactions(["prepared"])):
-                name, _, count = row.xid.partition("|")
-                transaction = producer.resume(row.xid)
-                if number % 2:
-                    transaction.commit()
-                else:
-                    transaction.rollback()
-                self.audit.learn(["ended", name, int(count), COMMITTED if number % 2 else ABSENT])
 
     def _read(self, seconds: float) -> None:
         """Read everything that is stored, until nothing that was acknowledged is missing."""

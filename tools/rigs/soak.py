@@ -61,8 +61,8 @@ from tools.rigs import memory_in_use
 from tools.rigs.live_server import LiveServer
 from tools.rigs.loop_image import LoopImage, Unavailable, require_loop_devices
 from tools.rigs.proxy import Proxy
-from tools.rigs.soak_audit import ABSENT, BILLING, COMMITTED, SHIPPING, SOURCE, TARGET, TICKS, WORK, Audit, Diary
-from tools.rigs.soak_worker import LATER, PAIRS, PARTITIONS
+from tools.rigs.soak_audit import BILLING, SHIPPING, SOURCE, TARGET, TICKS, WORK, Audit, Diary
+from tools.rigs.soak_worker import LATER, PAIRS, PARTITIONS, end_prepared
 
 MIB: Final = 1 << 20
 BROKER_SETTINGS: Final = (
@@ -778,21 +778,10 @@ class Rig:
         return str(self.folder / "dead.db") if group == BILLING else "topic:letters"
 
     def _end_those_in_doubt(self) -> None:
-        """Another process that knows only the names."""
-        with (
-            tfmq.Admin(self.address, timeout=ANSWER_SECONDS) as admin,
-            tfmq.Producer(self.address, timeout=ANSWER_SECONDS) as producer,
-        ):
-            for number, row in enumerate(admin.transactions(["prepared"])):
-                name, _, count = row.xid.partition("|")
-                transaction = producer.resume(row.xid)
-                if number % 2:
-                    transaction.commit()
-                else:
-                    transaction.rollback()
-                with self.lock:
-                    self.audit.learn(["ended", name, int(count), COMMITTED if number % 2 else ABSENT])
-                self.events["ended by another process"] += 1
+        for line in end_prepared(self.address):
+            with self.lock:
+                self.audit.learn(line)
+            self.events["ended by another process"] += 1
 
     def _check(self) -> None:
         ended_at = datetime.now(UTC) - timedelta(minutes=1)

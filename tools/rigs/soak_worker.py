@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -214,6 +215,22 @@ class Unwanted(Exception):
 
 class Poisoned(Exception):
     """What the handler raises for a message that always fails."""
+
+
+def end_prepared(address: str) -> Iterator[list[Any]]:
+    """End all prepared transactions, as another process that knows only their names; yield a diary line of each."""
+    with (
+        tfmq.Admin(address, timeout=ANSWER_SECONDS) as admin,
+        tfmq.Producer(address, timeout=ANSWER_SECONDS) as producer,
+    ):
+        for number, row in enumerate(admin.transactions(["prepared"])):
+            name, _, count = row.xid.partition("|")
+            transaction = producer.resume(row.xid)
+            if number % 2:
+                transaction.commit()
+            else:
+                transaction.rollback()
+            yield ["ended", name, int(count), COMMITTED if number % 2 else ABSENT]
 
 
 def main() -> None:
