@@ -105,7 +105,7 @@ def test_a_folder_that_has_anything_is_left_alone(offline: Cli, url: str, tmp_pa
     lock.release()
     assert "is not empty (letter)" in offline("replica", "restore", url, str(data)).err
     ran = offline("replica", "restore", url, str(tmp_path / "not" / "there"))
-    assert ran.code == 1 and "No such file or directory" in ran.err
+    assert ran.code == 1 and f"there is no folder {tmp_path / 'not'}: create that first" in ran.err
     (data / "letter").unlink()
     (data / "server.log").write_bytes(b"the shell's")
     assert offline("replica", "restore", url, str(data)).code == 0
@@ -181,14 +181,14 @@ def test_a_full_disk_or_a_lost_store_in_the_middle_is_one_sentence(
 
 def test_a_wrong_url_and_an_empty_store_are_one_sentence(offline: Cli, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for given, why in (
-        ("nonsense", "is no URL of a store"),
-        (f"file://{tmp_path}/missing", "is no folder"),
-        (f"file://{tmp_path}/empty", f"there is no replica at file://{tmp_path}/empty"),
+    for given, code, why in (
+        ("nonsense", 2, "is no URL of a store"),
+        (f"file://{tmp_path}/missing", 2, "is no folder"),
+        (f"file://{tmp_path}/empty", 1, f"there is no replica at file://{tmp_path}/empty"),
     ):
         for command in (["restore", given, str(tmp_path / "data")], ["verify", given], ["snapshot", given]):
             ran = offline("replica", *command)
-            assert ran.code == 1 and why in ran.err and ran.err.count("\n") == 1
+            assert ran.code == code and why in ran.err and ran.err.count("\n") == 1
 
 
 def test_a_misspelled_database_is_refused_and_nothing_is_created(offline: Cli, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_misspelled_database_is_refused_and_nothing_is_created(offline: Cli, t
         given = f"sqlite:///{path}"
         for command in (["restore", given, str(tmp_path / "data")], ["verify", given], ["snapshot", given]):
             ran = offline("replica", *command)
-            assert (ran.code, ran.err.count("\n")) == (1, 1)
+            assert (ran.code, ran.err.count("\n")) == (2, 1)
             assert f"{given} {why}" in ran.err and "correct the URL" in ran.err
     assert list(tmp_path.iterdir()) == [other] and other.read_bytes() == before
 

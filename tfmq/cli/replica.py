@@ -18,13 +18,20 @@ from journal.disk import Disk, RealDisk
 from journal.errors import Full, Locked
 from journal.filenames import LOCK_NAME, join
 from tfmq.cli import replica_servers
-from tfmq.cli.main import DAMAGE_FOUND
+from tfmq.cli.main import DAMAGE_FOUND, WRONG_USAGE
 from tfmq.cli.option_types import Moment
 from tfmq.cli.output import Output, iso_text, json_text, offline_options, progress, size_text, time_text, with_noun
 from tfmq.data_dir import IGNORED_NAMES
 from tfmq.replication.chain import find_newest_entry, read_manifest
 from tfmq.replication.entries import Position
-from tfmq.replication.errors import InvalidObject, NewerObject, NoReplica, ReplicationError, StoreUnavailable
+from tfmq.replication.errors import (
+    InvalidObject,
+    NewerObject,
+    NoReplica,
+    ReplicationError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from tfmq.replication.materialize import Start, find_start, is_incomplete, materialize
 from tfmq.replication.operations import LOCAL_FOLDER
 from tfmq.replication.snapshot import FolderSource, Snapshotter
@@ -234,6 +241,10 @@ class DamageFound(click.ClickException):
     exit_code = DAMAGE_FOUND
 
 
+class WrongStore(click.ClickException):
+    exit_code = WRONG_USAGE
+
+
 @contextmanager
 def explained() -> Iterator[None]:
     """Context that replaces an error of the replication by its sentence with the exit code."""
@@ -243,6 +254,8 @@ def explained() -> Iterator[None]:
         raise click.ClickException(str(error)) from error
     except InvalidObject as error:
         raise DamageFound(f"{error}: `tfmq replica verify` says what can be restored") from error
+    except StoreRefused as error:
+        raise WrongStore(str(error)) from error
     except ReplicationError as error:
         raise click.ClickException(str(error)) from error
 
@@ -266,8 +279,11 @@ def new_data_folder(disk: Disk, data: str) -> Iterator[None]:
     if disk.exists(data) and not disk.is_folder(data):
         raise click.ClickException(f"{data} is no folder: name one that is empty or not there")
     if not disk.exists(data):
+        parent = os.path.dirname(os.path.abspath(data))
+        if not disk.is_folder(parent):
+            raise click.ClickException(f"{data} cannot be made, because there is no folder {parent}: create that first")
         disk.make_folder(data)
-        disk.force_folder(os.path.dirname(os.path.abspath(data)))
+        disk.force_folder(parent)
     elif not disk.exists(join(data, LOCK_NAME)):
         check_empty(disk, data)  # before a lock file is put into a folder of another program
     try:

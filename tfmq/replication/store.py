@@ -6,6 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple, Protocol
 
+URL_FORMS: Final = (
+    "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, file:///FOLDER, sqlite:////PATH, or a URL of"
+    " SQLAlchemy such as postgresql+psycopg://USER@HOST/DATABASE"
+)
 OBJECT_BYTES_MAX: Final = 64 << 20
 """Maximum size of an object. A call has at most two copies of one in memory."""
 KEY_CHARACTERS_MAX: Final = 200

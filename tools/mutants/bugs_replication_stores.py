@@ -19,6 +19,38 @@ _OPEN: Final = "tfmq/replication/stores/open_store.py"
 
 REPLICATION_STORES: Final = (
     Mutant(
+        "the-root-of-the-file-system-is-a-store",
+        "a URL of a folder whose name is missing is refused",
+        "tfmq/replication/stores/open_store.py",
+        '    if not os.path.normpath(folder).strip("/"):',
+        "    if False:",
+        ["tests/replication/stores/test_file_store.py::test_a_url_without_a_folder_is_refused"],
+    ),
+    Mutant(
+        "a-relative-sqlite-file-is-a-store",
+        "an SQLite file that depends on the folder of the start is refused",
+        "tfmq/replication/stores/sql_store.py",
+        '    if url.host or not path.startswith(("/", "file:/")):',
+        "    if False:",
+        ["tests/replication/stores/test_sql_store.py::test_a_wrong_url_is_refused_without_its_password"],
+    ),
+    Mutant(
+        "an-unknown-parameter-of-sqlite-is-ignored",
+        "a misspelled parameter of an SQLite store is refused",
+        "tfmq/replication/stores/sql_store.py",
+        '    if unknown is not None and "uri" not in url.query:',
+        "    if False:",
+        ["tests/replication/stores/test_sql_store.py::test_a_wrong_url_is_refused_without_its_password"],
+    ),
+    Mutant(
+        "a-wrong-store-is-no-wrong-usage",
+        "a wrong URL of a store ends `tfmq replica` with exit code 2",
+        "tfmq/cli/replica.py",
+        "    exit_code = WRONG_USAGE\n",
+        "    exit_code = 1\n",
+        ["tests/cli/test_replica.py::test_a_wrong_url_and_an_empty_store_are_one_sentence"],
+    ),
+    Mutant(
         "a-file-replaces-another",
         "of racing puts into a folder one stores the object",
         _FILE,
@@ -270,8 +302,8 @@ REPLICATION_STORES: Final = (
         "a-database-without-rights-is-waited-for",
         "a database that refuses the user needs an operator",
         _SQL,
-        "        if is_permanent_error(error, path) or sqlstate == READ_ONLY_SQLSTATE or _is_login_refused(reason):\n",
-        "        if sqlstate == READ_ONLY_SQLSTATE:\n",
+        "        is_permanent = is_permanent_error(error, path) or sqlstate == READ_ONLY_SQLSTATE\n",
+        "        is_permanent = sqlstate == READ_ONLY_SQLSTATE\n",
         [SQL],
     ),
     Mutant(

@@ -193,6 +193,8 @@ def test_a_folder_that_was_removed_is_refused_instead_of_looking_empty(store: Fi
         ("file://host/objects", "is no URL of a folder: write file:///FOLDER, with three slashes"),
         ("file:objects", "'file:objects' is no URL of a store: write s3://BUCKET/PREFIX, .*file:///FOLDER"),
         ("file:///a?b=c", "is no URL of a folder"),
+        ("file:///", "names the root of the file system: write file:///FOLDER"),
+        ("file:////./", "names the root of the file system"),
         ("", "is no URL of a store"),
     ],
 )

@@ -91,7 +91,11 @@ def test_brokers_with_different_prefixes_share_a_table(tmp_path: Path) -> None:
     [
         ("sqlite://", "in memory, which no other server sees"),
         ("sqlite:///:memory:", "in memory"),
+        ("sqlite:///x.db", "does not name the whole path, .*: write sqlite:////PATH, with four slashes"),
+        ("sqlite://x.db", "does not name the whole path"),
+        ("sqlite:////tmp/x.db?prefx=a", "knows no parameter 'prefx', only prefix, "),
         ("nosuch://me:hunter2@host/db", r"nosuch://me:\*\*\*@host/db is no store: SQLAlchemy knows no database"),
+        ("http://host/db", "Write s3://BUCKET/PREFIX, .* sqlite:////PATH"),
         ("postgresql+asyncpg://me:hunter2@host/db", "is for asyncio|is not installed"),
         ("sqlite+aiosqlite:////tmp/x.db", "is for asyncio"),
         ("postgresql+pg8000://me:hunter2@host/db", r"is not installed .*pip install \"tfmq\[postgresql\]\""),
@@ -200,7 +204,7 @@ def test_a_database_that_is_restarted_is_used_again(postgres: PostgresServer) ->
 
 def test_an_sqlite_that_cannot_be_had(tmp_path: Path) -> None:
     said = said_by(f"sqlite:///{tmp_path / 'gone' / 'objects.db'}", StoreRefused)
-    assert "unable to open database file. It must exist and permit" in said
+    assert "unable to open database file. Its folder must exist" in said
     (tmp_path / "text.db").write_bytes(b"no database, but long enough" * 100)
     assert "file is not a database" in said_by(f"sqlite:///{tmp_path / 'text.db'}", StoreRefused)
 

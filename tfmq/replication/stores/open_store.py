@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import os.path
 import secrets
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from tfmq.databases import url_without_passwords
 from tfmq.replication.errors import StoreRefused
-from tfmq.replication.store import Store
+from tfmq.replication.store import URL_FORMS, Store
 from tfmq.replication.stores.file_store import FileStore
 
 OBJECT_STORES: Final = ("s3", "gs", "az")
-URL_FORMS: Final = (
-    "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, file:///FOLDER, or a URL of SQLAlchemy such as"
-    " postgresql+psycopg://USER@HOST/DATABASE"
-)
 PROBES: Final = "probe/"
 """Prefix of the objects of `probe`, which removes them."""
 LEFTOVER_SECONDS: Final = 3600.0
@@ -54,7 +51,10 @@ def _folder(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment or "\0" in parts.path:
         raise StoreRefused(f"{url!r} is no URL of a folder: write file:///FOLDER, with three slashes.")
-    return unquote(parts.path)
+    folder = unquote(parts.path)
+    if not os.path.normpath(folder).strip("/"):  # the name of the folder may be an empty variable of a script
+        raise StoreRefused(f"{url!r} names the root of the file system: write file:///FOLDER.")
+    return folder
 
 
 def probe(store: Store, token: str | None = None) -> None:

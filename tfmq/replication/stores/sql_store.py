@@ -47,7 +47,7 @@ from sqlalchemy.exc import (
 
 from tfmq.databases import driver_install_hint, is_permanent_error, url_without_passwords
 from tfmq.replication.errors import InvalidObject, ReplicationError, StoreRefused, StoreUnavailable
-from tfmq.replication.store import KEY_CHARACTERS_MAX, OBJECT_BYTES_MAX, StoredObject, check_key, check_size
+from tfmq.replication.store import KEY_CHARACTERS_MAX, OBJECT_BYTES_MAX, URL_FORMS, StoredObject, check_key, check_size
 
 CONNECT_SECONDS: Final = 5
 CALL_SECONDS: Final = 30
@@ -69,6 +69,15 @@ LIBPQ: Final = {
 LIBPQ_DRIVERS: Final = ("psycopg", "psycopg2")
 FULL_SQLSTATES: Final = frozenset({"53100", "53000"})
 SQLITE_FULL: Final = 13
+SQLITE_PARAMETERS: Final = (
+    "cached_statements",
+    "check_same_thread",
+    "detect_types",
+    "isolation_level",
+    "timeout",
+    "uri",
+)
+"""What SQLAlchemy gives to SQLite's driver."""
 READ_ONLY_SQLSTATE: Final = "25006"
 
 TABLE: Final = Table(
@@ -263,7 +272,13 @@ class SqlStore:
             return StoreUnavailable(f"The database {self.name} is full: {reason}.")
         path = self._url.database if self._url.get_backend_name() == "sqlite" else None
         is_transient = isinstance(error, OperationalError | InterfaceError) or not isinstance(error, DBAPIError)
-        if is_permanent_error(error, path) or sqlstate == READ_ONLY_SQLSTATE or _is_login_refused(reason):
+        is_permanent = is_permanent_error(error, path) or sqlstate == READ_ONLY_SQLSTATE
+        if is_permanent and path is not None:
+            return StoreRefused(
+                f"The database {self.name} cannot be used: {reason}. Its folder must exist, and this user must have the"
+                " rights to read and to write there, and in the file if there is one."
+            )
+        if is_permanent or _is_login_refused(reason):
             return StoreRefused(
                 f"The database {self.name} refuses this user: {reason}. It must exist and permit the user to create the"
                 f" table {TABLE.name}, and to read and change it."
@@ -332,8 +347,8 @@ def _parse(text: str) -> tuple[URL, str]:
         prefix = url.query.get(PREFIX_PARAMETER, "")
         url = url.difference_update_query([PREFIX_PARAMETER])
         dialect = url.get_dialect()
-        if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-            raise StoreRefused(f"{shown} is in memory, which no other server sees: write sqlite:///PATH.")
+        if url.get_backend_name() == "sqlite":
+            _check_sqlite(url, shown)
         if dialect.is_async:
             raise StoreRefused(f"The driver of {shown} is for asyncio: use a blocking one of the same database.")
         dialect.import_dbapi()
@@ -342,7 +357,9 @@ def _parse(text: str) -> tuple[URL, str]:
             f"The driver of {shown} is not installed ({error}): {driver_install_hint(url.drivername, error)}."
         ) from None
     except NoSuchModuleError:
-        raise StoreRefused(f"{shown} is no store: SQLAlchemy knows no database of this name.") from None
+        raise StoreRefused(
+            f"{shown} is no store: SQLAlchemy knows no database of this name. Write {URL_FORMS}."
+        ) from None
     except (ArgumentError, ValueError):  # The texts of these errors may contain the password.
         raise StoreRefused(f"{shown} is no URL that SQLAlchemy can read.") from None
     if not prefix:
@@ -358,6 +375,22 @@ def _parse(text: str) -> tuple[URL, str]:
             f" {PREFIX_CHARACTERS_MAX} ASCII letters, digits, '-', '.' and '/'."
         )
     return url, f"{prefix}/"
+
+
+def _check_sqlite(url: URL, shown: str) -> None:
+    """Raise StoreRefused for a database that other servers would not find, and for unknown parameters."""
+    path = url.database or ""
+    if not url.host and path in ("", ":memory:"):
+        raise StoreRefused(f"{shown} is in memory, which no other server sees: write sqlite:////PATH.")
+    if url.host or not path.startswith(("/", "file:/")):
+        raise StoreRefused(
+            f"{shown} does not name the whole path, so a server that is started in another folder would have another"
+            " file: write sqlite:////PATH, with four slashes."
+        )
+    unknown = next((name for name in url.query if name not in SQLITE_PARAMETERS), None)
+    if unknown is not None and "uri" not in url.query:  # the driver ignores it
+        known = ", ".join((PREFIX_PARAMETER, *SQLITE_PARAMETERS))
+        raise StoreRefused(f"{shown} knows no parameter {unknown[:40]!r}, only {known}.")
 
 
 def _set_up_sqlite(connection: Any, _: object) -> None:
