@@ -16,34 +16,18 @@ from pathlib import Path
 import pytest
 
 import tfmq
+from tests.replica_servers import QUICK, addresses, primary_and_standby
 from tests.scale import SEED, scaled
 from tfmq.spark.file_reader import FolderLogReader
 from tools.rigs.failover import ReplicaServer, run
 
-QUICK = ("replicate.lease_seconds=1.5", "replicate.heartbeat_seconds=0.3", "replicate.read=true")
 TFMQ = [sys.executable, "-c", "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"]
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[list[ReplicaServer]]:
-    """A primary and a standby that share a folder as their store."""
-    store = tmp_path / "store"
-    store.mkdir()
-    made = []
-    for name, state in (("one", "ready"), ("two", "standby")):
-        (tmp_path / name).mkdir()
-        server = ReplicaServer(tmp_path / name / "data", f"replicate.url=file://{store}", *QUICK)
-        made.append(server)
-        server.start()
-        server.wait_for(state)
-    yield made
-    for server in made:
-        if server in ReplicaServer.alive:
-            server.kill()
-
-
-def addresses(servers: list[ReplicaServer]) -> str:
-    return ",".join(server.address for server in servers)
+    with primary_and_standby(tmp_path, "replicate.read=true") as made:
+        yield made
 
 
 def read(servers: list[ReplicaServer], topic: str, count: int) -> list[str]:

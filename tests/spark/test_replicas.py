@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tfmq
+from tests.replica_servers import addresses, primary_and_standby
 from tools.rigs.failover import ReplicaServer
 
 WAIT_SECONDS = 90.0
@@ -18,25 +19,8 @@ WAIT_SECONDS = 90.0
 
 @pytest.fixture
 def servers(tmp_path: Path, spark_can_be_had: None) -> Iterator[list[ReplicaServer]]:
-    """A primary and a standby."""
-    store = tmp_path / "store"
-    store.mkdir()
-    made = []
-    for name, state in (("one", "ready"), ("two", "standby")):
-        (tmp_path / name).mkdir()
-        settings = (f"replicate.url=file://{store}", "replicate.lease_seconds=1.5", "replicate.heartbeat_seconds=0.3")
-        server = ReplicaServer(tmp_path / name / "data", *settings)
-        made.append(server)
-        server.start()
-        server.wait_for(state)
-    yield made
-    for server in made:
-        if server in ReplicaServer.alive:
-            server.kill()
-
-
-def addresses(servers: list[ReplicaServer]) -> str:
-    return ",".join(server.address for server in servers)
+    with primary_and_standby(tmp_path) as made:
+        yield made
 
 
 def send(servers: list[ReplicaServer], first: int, count: int) -> None:
