@@ -31,7 +31,7 @@ from tfmq.broker.request_handler import RequestHandler
 from tfmq.config import Config, load
 from tfmq.errors import NOT_DONE
 from tfmq.protocol import commands
-from tfmq.protocol.commands import ACKS_REPLICATED, ACKS_SYNCED, ACKS_WRITTEN
+from tfmq.protocol.commands import ACKS_REPLICATED, ACKS_SYNCED, ACKS_WRITTEN, GroupOffset
 from tfmq.replication.errors import Deposed
 from tfmq.replication.materialize import find_start, materialize
 from tfmq.replication.primary import Primary, StoredJobs
@@ -47,6 +47,7 @@ SETTINGS: dict[str, Any] = {
     "transaction.journal_file_bytes": 1 << 16,
 }
 TOPIC = "orders"
+GROUP = "billing"
 PARTITIONS = 2
 SIZES = (1, 1, 60, 9_000)
 PATIENCE_SECONDS = 120.0
@@ -238,6 +239,8 @@ class Records:
         """The payload that was acknowledged at an offset: (partition, offset)."""
         self.transactions: list[TransactionRecord] = []
         self.delayed: dict[bytes, DelayedRecord] = {}
+        self.group_offsets = [0]
+        """The offset of GROUP that was acknowledged last, 0 before the first, and that which may be saved besides."""
         self.topics: dict[str, str] = {}
         """State of the topics that are made along: "there", "deleted" or "unknown"."""
         self.read: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
@@ -402,9 +405,13 @@ def create_topic(client: Client) -> Steps:
 
 
 def administer(client: Client) -> Steps:
-    """Create topics, and delete some."""
+    """Create topics, delete some, and set the offset of a group again and again."""
     records, generator = client.records, client.generator
     while not records.is_ending:
+        records.group_offsets.append(records.group_offsets[-1] + 1)
+        offset = GroupOffset(TOPIC, records.incarnation, 0, records.group_offsets[-1])
+        yield from client.until_ok(Ask(commands.ResetGroup(GROUP, [offset])))
+        del records.group_offsets[:-1]
         name = f"t{len(records.topics)}"
         records.topics[name] = "unknown"
         yield from client.until_ok(Ask(commands.CreateTopic(name, 1, {})), "topic_exists")
@@ -680,6 +687,8 @@ class Course:
         records = self.records
         assert broker.listed() == [], "a transaction has no outcome"
         assert broker.delayed() == [], "a delayed message has not fired"
+        saved = broker.saved(GROUP).get((TOPIC, 0), 0)
+        assert saved in records.group_offsets, f"{records.group_offsets} were saved for a group, there is {saved}"
         topics = broker.engine.broker.topics
         for name, state in records.topics.items():
             assert state == "unknown" or (name in topics.partition_counts()) == (state == "there"), f"{name}: {state}"
