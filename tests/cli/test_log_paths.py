@@ -6,7 +6,16 @@ import click
 import pytest
 
 from journal.disk import RealDisk
-from tfmq.cli.log import check_path, is_broker_file, lock_data_folder, partitions_of, segments_of, suffix_of
+from tfmq.cli.log import (
+    check_path,
+    is_broker_file,
+    lock_data_folder,
+    partitions_of,
+    repair_command,
+    segments_of,
+    suffix_of,
+    verify_command,
+)
 
 NAME = "0" * 32
 
@@ -52,3 +61,13 @@ def test_the_lock_of_a_server_is_respected(tmp_path: Path) -> None:
     held.release()
     with lock_data_folder(data / "orders-0"):
         pass
+
+
+def test_a_folder_of_a_deposed_primary_is_told_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deposed = data_folder(tmp_path / "data" / "replica" / "deposed-3")
+    monkeypatch.chdir(deposed)
+    for path in (deposed, deposed / "orders-0", Path(), Path("orders-0")):
+        for command in (verify_command, repair_command):
+            with pytest.raises(click.ClickException, match=f"{deposed} has only the files that .* `tfmq log dump`"):
+                command.main([str(path)], standalone_mode=False)
+    assert verify_command.main([f"orders-0/{NAME}.zxQueue", "--quiet"], standalone_mode=False) == 0

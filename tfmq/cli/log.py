@@ -64,7 +64,8 @@ from tfmq.delay.buckets.fsck import ARRIVALS_NAME, BucketScan, is_bucket_folder,
 from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
-from tfmq.replication.local_state import LocalStateFile
+from tfmq.replication.local_state import DEPOSED, LocalStateFile
+from tfmq.replication.operations import LOCAL_FOLDER
 
 PREVIEW = 60
 
@@ -229,6 +230,8 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
     acknowledged messages are lost, the note says so. If there are only notes, the exit code is 0.
     """
     with explain_path_errors(path):
+        if not path.is_file():
+            refuse_deposed(path)
         is_data = is_data_folder(RealDisk(), str(path))
         total = size_of(path if is_data else check_path(path))
     with lock_data_folder(path) as disk, progress(output, f"verifying {path}", total) as advance:
@@ -313,6 +316,7 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> i
     rebuilt from its snapshot and from the folders. The command prints what is lost and what cannot be determined.
     """
     with explain_path_errors(path):
+        refuse_deposed(path)
         is_data = is_data_folder(RealDisk(), str(path))
         if not is_data and check_path(path).is_file():
             raise click.UsageError(f"{path} is a file: give its folder, which is repaired as a whole")
@@ -694,6 +698,19 @@ def check_path(path: Path) -> Path:
             " and no data folder"
         )
     return path
+
+
+def refuse_deposed(path: Path) -> None:
+    """Raise ClickException if `path` is or is in a folder to which a deposed primary has moved what only it had.
+
+    What the primary after it has too is not there, which would look like damage.
+    """
+    for folder in (path.absolute(), *path.absolute().parents):
+        if folder.parent.name == LOCAL_FOLDER and folder.name.startswith(DEPOSED):
+            raise click.ClickException(
+                f"{folder} has only the files that this server had otherwise than the next primary, so it cannot be"
+                " verified or repaired as a whole: print it with `tfmq log dump`, or verify single files"
+            )
 
 
 def size_of(path: Path) -> int:

@@ -11,6 +11,8 @@ from journal.filenames import join
 from tfmq.replication.entries import Position
 from tfmq.replication.operations import LOCAL_FOLDER
 
+DEPOSED: Final = "deposed-"
+"""How the folders begin to which a deposed primary moves what only it has; the number of its term follows."""
 STATE_NAME: Final = "state"
 NEW_NAME: Final = "state.new"
 FORMAT: Final = 1

@@ -46,7 +46,7 @@ from tfmq.replication.errors import (
 )
 from tfmq.replication.follower import Follower, Poll
 from tfmq.replication.liveness import StandbyLease
-from tfmq.replication.local_state import STATE_NAME, LocalState, LocalStateFile, Role
+from tfmq.replication.local_state import DEPOSED, STATE_NAME, LocalState, LocalStateFile, Role
 from tfmq.replication.materialize import Materialized, apply_entry, find_start, is_incomplete, materialize
 from tfmq.replication.operations import LOCAL_FOLDER, OperationApplier, is_replicated
 from tfmq.replication.primary import Primary, Settings, read_handover
@@ -449,7 +449,7 @@ class Replica:
         if was_primary and has_replicated(self._disk, self._folder):
             term = self._state.position.term if self._state.position is not None else 0
             # Inside of the folder, which may be a file system of its own.
-            aside = free_name(self._disk, join(self._folder, f"{LOCAL_FOLDER}/deposed-{term}"))
+            aside = free_name(self._disk, join(self._folder, f"{LOCAL_FOLDER}/{DEPOSED}{term}"))
 
         def record(found: Materialized) -> None:
             self._state = LocalState(

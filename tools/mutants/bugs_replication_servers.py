@@ -56,6 +56,14 @@ REPLICATION_SERVERS: Final = (
         [f"{SIMULATION}::test_a_standby_that_asks_for_it_becomes_primary_without_a_pause_to_speak_of"],
     ),
     Mutant(
+        "a-deposed-folder-is-verified",
+        "`tfmq log verify` says what a folder of a deposed primary is",
+        "tfmq/cli/log.py",
+        "        if not path.is_file():\n            refuse_deposed(path)\n",
+        "",
+        ["tests/cli/test_log_paths.py"],
+    ),
+    Mutant(
         "a-repaired-folder-counts-as-clean",
         "a folder that a repair has changed is not taken for a state of the replicas",
         "tfmq/cli/log.py",
@@ -452,7 +460,7 @@ REPLICATION_SERVERS: Final = (
         "what-a-primary-had-is-moved-out-of-the-data-folder",
         "the data folder may be a file system of its own",
         _REPLICA,
-        'join(self._folder, f"{LOCAL_FOLDER}/deposed-{term}")',
+        'join(self._folder, f"{LOCAL_FOLDER}/{DEPOSED}{term}")',
         'f"{self._folder}.deposed-{term}"',
         [f"{SIMULATION}::test_what_a_standby_wrote_as_a_broker_without_replication_is_moved_aside"],
     ),
