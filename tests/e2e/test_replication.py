@@ -18,6 +18,9 @@ import pytest
 import tfmq
 from tests.replica_servers import QUICK, addresses, primary_and_standby
 from tests.scale import SEED, scaled
+from tests.server.test_access_control import user
+from tests.server.test_http_users import basic
+from tfmq.access.users import save_users
 from tfmq.spark.file_reader import FolderLogReader
 from tools.rigs.failover import ReplicaServer, run
 
@@ -139,25 +142,38 @@ def test_wrong_settings_are_one_sentence(tmp_path: Path, settings: list[str], se
     assert len(ended.stderr.strip().splitlines()) == 1 and "Traceback" not in ended.stderr
 
 
-def test_a_standby_says_over_http_that_it_lives_is_not_ready_and_how_far_it_is(
+def test_a_standby_answers_over_http_and_has_the_page_when_it_is_primary(
     tmp_path: Path, servers: list[ReplicaServer]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
+    save_users(str(tmp_path / "users"), {"ann": user("ann", "monitor"), "bob": user("bob")})
     (tmp_path / "three").mkdir()
-    three = ReplicaServer(tmp_path / "three" / "data", servers[0].settings[0], *QUICK, f"http.listen={where}")
+    settings = (servers[0].settings[0], *QUICK, f"http.listen={where}", f"server.users={tmp_path / 'users'}")
+    three = ReplicaServer(tmp_path / "three" / "data", *settings)
     three.start()
     three.wait_for("standby")
-    answers = {}
-    for path in ("/live", "/ready", "/metrics", "/"):
+
+    def asked(path: str, name: str = "") -> tuple[int, str]:
+        request = urllib.request.Request(f"http://{where}{path}", headers=basic(name) if name else {})
         try:
-            with urllib.request.urlopen(f"http://{where}{path}", timeout=30) as answer:
-                answers[path] = answer.status, answer.read().decode()
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
-            answers[path] = error.code, error.read().decode()
-    assert [answers[path][0] for path in answers] == [200, 503, 200, 503]
+            return error.code, error.read().decode()
+
+    assert asked("/live")[0] == 200 and asked("/ready") == (503, '{"ready": false}\n')
+    assert "standby" in asked("/ready", "ann")[1]
+    assert (asked("/metrics")[0], asked("/metrics", "bob")[0]) == (401, 403)
+    assert "tfmq_replication_primary 0.0" in asked("/metrics", "ann")[1]
+    status, sentence = asked("/")
+    assert status == 503 and f"clients reach the primary at {servers[0].address}" in sentence
+    servers[1].kill()
+    assert servers[0].stop() == 0
+    three.wait_for("ready")
+    assert asked("/")[0] == 401 and "<html" in asked("/", "ann")[1]
+    assert "tfmq_replication_primary 1.0" in asked("/metrics", "ann")[1]
     three.kill()
-    assert "standby" in answers["/ready"][1] and "tfmq_replication_primary 0.0" in answers["/metrics"][1]
 
 
 def test_a_store_of_another_broker_is_refused(tmp_path: Path, servers: list[ReplicaServer]) -> None:

@@ -211,7 +211,7 @@ def test_connections_above_the_limit_are_closed(url: str) -> None:
 
 
 NO_PAGE: Any = None
-NO_BROKER = HttpContext(Config, dict, lambda *arguments: None, lambda: None, list, NO_PAGE, Deferred)
+NO_BROKER = HttpContext(Config, dict, lambda *arguments: None, lambda: None, list, str, NO_PAGE, Deferred)
 
 
 class FakeServer:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from types import TracebackType
 from typing import Final
@@ -49,21 +49,12 @@ class RecoveryResponder:
     """Answers HTTP requests in a thread of its own during the recovery, which keeps the reactor's thread busy.
 
     A context manager around the recovery. `/live` is answered with 200, so that nothing ends a broker that recovers a
-    large folder; `/ready` with 503 and the reason; any other path with 503, but `/metrics` of a standby. At the end,
-    connections that have no answer yet are closed; those that were not accepted yet wait for the server.
+    large folder; `/ready` with 503 and the reason; any other path with 503. At the end, connections that have no answer
+    yet are closed; those that were not accepted yet wait for the server.
     """
 
-    def __init__(
-        self,
-        listening: socket.socket,
-        tls_context: ssl.SSLContext | None,
-        detail: str = "",
-        metrics: Callable[[], HttpAnswer] | None = None,
-    ) -> None:
-        """`detail`: why the broker is not ready, if it is not its recovery. `metrics()`, called in the thread, returns
-        the answer to `/metrics`; None: there is none."""
-        self._listening, self._tls_context, self._metrics = listening, tls_context, metrics
-        self._reason = {"reason": "replication", "detail": detail} if detail else RECOVERING
+    def __init__(self, listening: socket.socket, tls_context: ssl.SSLContext | None) -> None:
+        self._listening, self._tls_context = listening, tls_context
         self._ended = threading.Event()
         self._end = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="http-recovery", daemon=True)
@@ -109,21 +100,14 @@ class RecoveryResponder:
                 raw.close()
                 return
             raw.setblocking(False)
-            clients[raw] = _Client(raw, self._tls_context, self._reason, self._metrics)
+            clients[raw] = _Client(raw, self._tls_context)
             selector.register(raw, selectors.EVENT_READ)
 
 
 class _Client:
     """One connection to the `RecoveryResponder`: receives the head of one request and answers it."""
 
-    def __init__(
-        self,
-        raw: socket.socket,
-        tls_context: ssl.SSLContext | None,
-        reason: Mapping[str, str],
-        metrics: Callable[[], HttpAnswer] | None,
-    ) -> None:
-        self._reason, self._metrics = reason, metrics
+    def __init__(self, raw: socket.socket, tls_context: ssl.SSLContext | None) -> None:
         self.deadline = time.monotonic() + limits.HTTP_REQUEST_SECONDS
         self._socket = TlsSocket(raw, tls_context) if tls_context is not None else raw
         self._head = b""
@@ -137,7 +121,7 @@ class _Client:
                 return True
             if b"\r\n\r\n" not in self._head:
                 return False
-            answer = answer_while_recovering(self._head, self._reason, self._metrics)
+            answer = answer_while_recovering(self._head)
             self._socket.sendmsg([encode(answer, self._head.startswith(b"HEAD "))])
         except BlockingIOError:
             return False
@@ -151,19 +135,15 @@ class _Client:
         self._socket.close()
 
 
-def answer_while_recovering(
-    head: bytes, reason: Mapping[str, str], metrics: Callable[[], HttpAnswer] | None = None
-) -> HttpAnswer:
-    """Return the answer to the request with this head, while the broker recovers or is a standby."""
+def answer_while_recovering(head: bytes) -> HttpAnswer:
+    """Return the answer to the request with this head, while the broker recovers."""
     words = head.split(b"\r\n", 1)[0].split(b" ")
     path = words[1].split(b"?")[0] if len(words) > 1 else b""
     if path == b"/live":
         return json_answer({"live": True})
     if path == b"/ready":
-        return readiness([reason])
-    if path == b"/metrics" and metrics is not None:
-        return metrics()
-    return text_answer(503, f"{reason['detail']} Ask again; /ready says when it is done.")
+        return readiness([RECOVERING])
+    return text_answer(503, f"{RECOVERING['detail']} Ask again; /ready says when it is done.")
 
 
 def encode(answer: HttpAnswer, without_body: bool) -> bytes:

@@ -75,12 +75,14 @@ class Route(NamedTuple):
     handler: Handler
 
 
-ROUTES: Final[tuple[Route, ...]] = (
+WATCHED_ROUTES: Final = (
     Route("/live", ("GET",), PUBLIC, live),
     Route("/ready", ("GET",), PUBLIC, ready),
     Route("/metrics", ("GET",), MONITOR, metrics),
-    *(Route(*each) for each in PAGE_ROUTES),
 )
+"""The paths that a standby has, too."""
+
+ROUTES: Final[tuple[Route, ...]] = (*WATCHED_ROUTES, *(Route(*each) for each in PAGE_ROUTES))
 """Every path of the HTTP server. The first route that matches is used."""
 
 STATUS_OF_ERRORS: Final[tuple[tuple[type[TfmqError], int], ...]] = (
@@ -255,6 +257,9 @@ class _Request(http.Request):  # type: ignore[misc]
             )
         path, _, query = self.uri.decode("latin-1").partition("?")
         method = self.method.decode("latin-1")
+        absence = server.context.absence()
+        if absence and not any(path == each.path for each in WATCHED_ROUTES):
+            return text_answer(503, absence)
         found = find_route(method, path)
         if isinstance(found, HttpAnswer):
             return found

@@ -51,6 +51,8 @@ class HttpContext(NamedTuple):
     """Returns why the broker does not do its whole work now; [] if it does."""
     access: AccessControl | None
     """The users and their rights; None: everybody who can connect may do everything."""
+    absence: Callable[[], str]
+    """Returns a sentence for all requests but health and metrics while there is no broker here; "" if there is one."""
     page: PageContext
     scrape: Callable[[], Deferred[HttpAnswer]]
     """Returns the answer with all metrics, later."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory
 
 from journal.buffers import Pool
@@ -41,10 +42,13 @@ if TYPE_CHECKING:
     from tfmq.replication.primary import Primary
     from tfmq.server.access_control import AccessControl
     from tfmq.server.http import HttpServer
-    from tfmq.server.http_message import HttpAnswer
+    from tfmq.server.http_message import HttpAnswer, HttpContext
     from tfmq.server.metrics import Scraper
     from tfmq.server.replication import ReplicatedServer, Replication
     from tfmq.zookeeper.registration import Registration
+
+
+STANDBY: Final = "The server is a standby."
 
 
 class NextDueTimer:
@@ -354,8 +358,8 @@ class Server:
                 lambda: replication.folder_version,
                 time.sleep,
             )
-        self._listening_http: socket.socket | None = None
-        self._recovery_responder: RecoveryResponder | None = None
+        self._absence = "The server finds out whether it is primary."
+        """Why a server with replicas has no broker, as long as it has none."""
         self._stopped: Callable[[], None] | None = None
         self._pool = Pool()
         self._sessions: set[Session] = set()
@@ -401,6 +405,7 @@ class Server:
         self._tls_context: ssl.SSLContext | None = None
         self._tls_scratch = bytearray(READ_BYTES)
         self._http: HttpServer | None = None
+        self._http_port = 0
         self.address = config.server.listen
         self.http_url = ""
         """Address of the HTTP server, like http://127.0.0.1:8368; "" without one."""
@@ -444,12 +449,14 @@ class Server:
         self._connection_limits = ConnectionLimits(
             self._pool, self._turn, self._clock, self._reactor.callLater, self.config.limits
         )
-        self._listening_http = bound_http
         if self._replication is not None:
             self._start_listening(bound, host)
-            self._answer_health("The server finds out whether it is primary.")
+            if bound_http is not None:
+                self._start_http(bound_http)
             self._reactor.callWhenRunning(self._replication.start)
             return
+        if bound_http is not None:
+            self._start_http(bound_http)
         self._serve()
         self._start_listening(bound, host)
         self._reactor.callWhenRunning(lambda: self.on_ready())
@@ -459,28 +466,12 @@ class Server:
         self._is_serving = True
         self._turn.at_end(self._set_timer)
         self._bound_headers()
-        if self._listening_http is not None:
-            self._start_http(self._listening_http)
         self._in_doubt.start()
         self._idle_monitor.start()
         if self._registration is not None:
             self._registration.start()
         self._turn.request_end()
         self._trimmer.start()
-
-    def _answer_health(self, reason: str) -> None:
-        """Answer HTTP requests without a broker: the server lives, and is not ready for this reason."""
-        self._end_health()
-        if self._listening_http is not None:
-            # Where there are users, a login would be needed, which the responder does not have.
-            metrics = None if self._replication is None or self.access is not None else self._standby_metrics
-            self._recovery_responder = RecoveryResponder(self._listening_http, self._tls_context, reason, metrics)
-            self._recovery_responder.__enter__()
-
-    def _end_health(self) -> None:
-        responder, self._recovery_responder = self._recovery_responder, None
-        if responder is not None:
-            responder.__exit__(None, None, None)
 
     # What a server with replicas is told by its `Replication`
 
@@ -489,14 +480,14 @@ class Server:
         return server_name()
 
     def following(self) -> None:
-        self._answer_health("The server is a standby.")
+        self._absence = STANDBY
         self.on_standby()
 
     def serve_as_primary(self, primary: Primary) -> None:
         """Start a broker on the folder of `primary` in a worker, while this thread sends heartbeats to the store."""
         assert self._replication is not None
         replication = self._replication
-        self._answer_health("The server has become primary, and recovers its data folder.")
+        self._absence = "The server has become primary, and recovers its data folder."
         self._request_handler = RequestHandler(
             self.config,
             primary.disk,
@@ -535,10 +526,11 @@ class Server:
 
     def _serve_replicated(self) -> None:
         assert self._replication is not None
-        self._end_health()
         self.__dict__.pop("_session_context", None)
         self.close_connections()  # these clients were told that this server is a standby
         self._serve()
+        if self._http is not None:
+            self._http.context = self._create_http_context()
         self.on_ready()
 
     def _end_replicated_turn(self) -> None:
@@ -632,29 +624,49 @@ class Server:
             HttpServer,
             http_url,
         )  # loads twisted.web, which a server without HTTP does not need
+
+        self._http_port = listening.getsockname()[1]
+        context = self._create_http_context()
+        self._http = HttpServer(listening, reactor_of_newcomers(self._reactor), context, lambda: self._tls_context)
+        self.http_url = http_url(self.config.http.listen, listening, self._tls_context is not None)
+        logger.info("HTTP at %s", self.http_url)
+
+    def _create_http_context(self) -> HttpContext:
         from tfmq.server.http_message import HttpContext
         from tfmq.server.http_page import make_page
 
-        context = HttpContext(
+        return HttpContext(
             config=lambda: self.config,
             status=self._status,
             turn_wanted=self._turn.request_end,
             not_ready=self._not_ready,
             access=self.access,
+            absence=self._sentence_of_absence,
             page=make_page(
                 lambda: self._session_context,
                 lambda: self._broker,
                 lambda: (self._connection_limits.received_bytes, self._connection_limits.sent_bytes),
                 self._clock,
                 self._randomness,
-                listening.getsockname()[1],
+                self._http_port,
                 lambda: self._tls_context is not None,
             ),
-            scrape=self._create_scraper().scrape,
+            scrape=self._create_scraper().scrape if self._has_broker else self._scrape_standby,
         )
-        self._http = HttpServer(listening, reactor_of_newcomers(self._reactor), context, lambda: self._tls_context)
-        self.http_url = http_url(self.config.http.listen, listening, self._tls_context is not None)
-        logger.info("HTTP at %s", self.http_url)
+
+    @property
+    def _has_broker(self) -> bool:
+        return self._replication is None or self._is_serving
+
+    def _sentence_of_absence(self) -> str:
+        if self._has_broker:
+            return ""
+        assert self._replication is not None
+        if self._absence != STANDBY:
+            return f"{self._absence} Ask again; /ready says when it is done."
+        primary = self._replication.primary_address
+        where = f"clients reach the primary at {primary}" if primary else "which server is primary is not known yet"
+        return f"This server is a standby, and has no page: {where}, and the page is at that server's http.listen."
 
     def _create_scraper(self) -> Scraper:
         from tfmq.server.metrics import Scraper
@@ -663,14 +675,24 @@ class Server:
         survey = Survey(self._broker, self._reactor.callLater, self._clock.monotonic)
         return Scraper(survey, self._server_figures, self._broker.run, self._reactor.callLater)
 
-    def _standby_metrics(self) -> HttpAnswer:
-        """Return the answer to `/metrics` of a server that is not primary. Called in the responder's thread."""
+    def _scrape_standby(self) -> Deferred[HttpAnswer]:
+        """Return the metrics of a server that is not primary, later."""
         from tfmq.server.metrics import STANDBY_METRICS, exposition
         from tfmq.server.survey import Figures
 
         assert self._replication is not None
         server = {"memory_bytes": resident_bytes(), "cpu_seconds": time.process_time()}
-        return exposition(Figures({**server, "replication": self._replication.status()}), STANDBY_METRICS)
+        figures = Figures({**server, "replication": self._replication.status()})
+        answer: Deferred[HttpAnswer] = Deferred()
+
+        def done(found: HttpAnswer | None, error: BaseException | None) -> None:
+            if found is None:
+                answer.errback(error)
+            else:
+                answer.callback(found)
+
+        self._workers.run(lambda: exposition(figures, STANDBY_METRICS), done)
+        return answer
 
     def _server_figures(self) -> dict[str, Any]:
         """Return the figures of the process and its connections, for metrics."""
@@ -850,6 +872,8 @@ class Server:
 
     def _not_ready(self) -> list[dict[str, str]]:
         """Return why the broker does not do its whole work now, each as a word and a sentence; [] if it does."""
+        if not self._has_broker:
+            return [{"reason": "replication", "detail": self._absence}]
         if not self._broker.is_open:
             return [{"reason": "stopping", "detail": "The broker completes its work and stops."}]
         if self._broker.backpressure.refusal:
@@ -873,7 +897,6 @@ class Server:
             self._reactor.callLater(0, self._close_files, done)
 
     def _close_files(self, done: Callable[[], None]) -> None:
-        self._end_health()
         if self._replication is not None:
             self._replication.close()
         if self._registration is not None:

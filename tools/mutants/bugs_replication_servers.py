@@ -56,6 +56,22 @@ REPLICATION_SERVERS: Final = (
         [f"{SIMULATION}::test_a_standby_that_asks_for_it_becomes_primary_without_a_pause_to_speak_of"],
     ),
     Mutant(
+        "metrics-of-a-standby-need-no-login",
+        "a standby checks logins over HTTP as a primary does",
+        "tfmq/server/server.py",
+        "            access=self.access,\n            absence=",
+        "            access=self.access if self._has_broker else None,\n            absence=",
+        ["tests/e2e/test_replication.py::test_a_standby_answers_over_http_and_has_the_page_when_it_is_primary"],
+    ),
+    Mutant(
+        "the-page-of-a-standby-is-served",
+        "the address of a standby's page says where the primary is",
+        "tfmq/server/http.py",
+        "        if absence and not any(",
+        "        if False and not any(",
+        ["tests/e2e/test_replication.py::test_a_standby_answers_over_http_and_has_the_page_when_it_is_primary"],
+    ),
+    Mutant(
         "a-deposed-folder-is-verified",
         "`tfmq log verify` says what a folder of a deposed primary is",
         "tfmq/cli/log.py",
