@@ -34,6 +34,15 @@ def test_it_ends_at_the_present_end(cli: Cli, topic: str) -> None:
     assert cli("read", topic, "--from", "-1h").out == b"a\nb\nc\n"
 
 
+def test_with_standby_the_primary_serves_too_and_no_group_is_read(cli: Cli, topic: str) -> None:
+    cli("send", topic, "a", "b")
+    assert cli("read", topic, "--standby") == (0, b"a\nb\n", "")
+    assert cli("read", topic, "--standby", "--partition", "9").code == 1
+    assert "There is no topic" in cli("read", f"{topic}x", "--standby").err
+    refused = cli("read", topic, "--standby", "-g", "readers")
+    assert refused.code == 2 and "--standby reads without a group" in refused.err
+
+
 def test_an_empty_topic_has_nothing_to_read(cli: Cli, topic: str) -> None:
     cli("topic", "create", topic, "--partitions", "3")
     assert cli("read", topic) == (0, b"", "")

@@ -77,6 +77,9 @@ def test_a_standby_serves_readers_and_goes_on_with_them_as_primary(servers: list
         found = [message.text for message in consumer.poll(timeout=30)]
         while len(found) < 3:
             found += [message.text for message in consumer.poll(timeout=30)]
+        command = [*TFMQ, "read", "orders", "--standby", "--servers", two.address]
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (printed.returncode, printed.stdout, printed.stderr) == (0, "0\n1\n2\n", "")
         assert two.state == "standby"
         with FolderLogReader(str(two.data)) as reader:
             (log,) = reader.partitions("orders")

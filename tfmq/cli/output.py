@@ -72,11 +72,16 @@ class Output:
             )
         return self.servers
 
-    def admin(self, *, may_create: bool = False) -> "Admin":
-        """Return an admin client. Unless `may_create`, raise ConnectionFailed for `file:PATH` without a data folder."""
+    def admin(self, *, may_create: bool = False, reads_standby: bool = False) -> "Admin":
+        """Return an admin client. Unless `may_create`, raise ConnectionFailed for `file:PATH` without a data folder.
+
+        `reads_standby`: stay at a standby that serves readers, which answers `topics` and `locate`.
+        """
         from tfmq.admin import Admin
 
-        return Admin(self.servers if may_create else self.existing)
+        admin = Admin(self.servers if may_create else self.existing)
+        admin._driver.link.reads_standby = reads_standby
+        return admin
 
     def info(self, sentence: str) -> None:
         if not (self.quiet or self.json):

@@ -7,7 +7,7 @@ and exits with code 4.
 import base64
 import re
 import sys
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from tfmq.cli.output import (
     time_text,
     with_noun,
 )
-from tfmq.cli.topic import find_topic
+from tfmq.cli.topic import check_name, find_topic, unknown_topic
 from tfmq.ids import format_id
 from tfmq.message import PartitionState
 
@@ -73,6 +73,9 @@ Examples:
 @click.option(
     "-g", "--group", shell_complete=main.complete_groups, help="Read as this consumer group, and save its offsets."
 )
+@click.option(
+    "--standby", is_flag=True, help="Of --servers, read also at a standby with replicate.read, about a second behind."
+)
 @click.option("-t", "--tag", help="Only messages of this tag.")
 @click.option("--format", "template", help="One line for each message, as in '%k %o %s'.")
 @client_id_option
@@ -84,6 +87,7 @@ def read(
     count: int | None,
     follow: bool,
     group: str | None,
+    standby: bool,
     tag: str | None,
     template: str | None,
     client_id: str | None,
@@ -98,7 +102,9 @@ def read(
     from tfmq.errors import NotARecord
 
     line = make_formatter(output, template, escape_controls if sys.stdout.isatty() else bytes)
-    ends, unserved, troubles = partition_states(output, topic, partition)
+    if standby and group is not None:
+        raise click.UsageError("--standby reads without a group: the primary keeps offsets and members")
+    ends, unserved, troubles = partition_states(output, topic, partition, standby)
     if isinstance(start, int):
         check_offset(topic, start, ends)
     from_given = click.get_current_context().get_parameter_source("start") is ParameterSource.COMMANDLINE
@@ -122,6 +128,7 @@ def read(
         start=start,
         tags=tag,
         on_damage="skip",
+        standby=standby,
         client_id=client_id,
     )
     out, printed = sys.stdout.buffer, 0
@@ -132,7 +139,9 @@ def read(
         progress(output, f"reading {topic}", None, follow or sys.stdout.isatty()) as advance,
     ):
         try:
-            for messages in read_batches(consumer, None if follow else ReadEnds(output, topic, ends, group), count):
+            for messages in read_batches(
+                consumer, None if follow else ReadEnds(output, topic, ends, group, standby), count
+            ):
                 out.writelines(map(line, messages))
                 out.flush()  # the next poll acknowledges these messages
                 advance(len(messages))
@@ -169,21 +178,46 @@ def print_problems(troubles: list[str]) -> None:
         click.echo(f"tfmq: {trouble}", err=True)
 
 
-def partition_states(output: Output, topic: str, partition: int | None) -> tuple[dict[int, int], set[int], list[str]]:
-    """Return {partition: end offset}, the partitions that are not served, and a sentence for each problem."""
-    from tfmq.errors import UnknownPartition
+def partition_states(
+    output: Output, topic: str, partition: int | None, standby: bool
+) -> tuple[dict[int, int], set[int], list[str]]:
+    """Return {partition: end offset}, the partitions that are not served, and a sentence for each problem.
 
+    A standby has all partitions that it has, and knows of no problem.
+    """
+    if standby:
+        return standby_ends(output, topic, partition), set(), []
     with output.admin() as admin:
         found = find_topic(admin, topic)
     parts = [each for each in found.partitions if partition in (None, each.partition)]
-    if not parts and partition is not None:
-        count = with_noun(len(found.partitions), "partition")
-        raise UnknownPartition(f"{topic} has {count}, numbered from 0; there is no {partition}.")
+    check_partition(topic, partition, [each.partition for each in found.partitions])
     # `end_offset` includes messages that are not durable yet. The broker fsyncs such messages when a client reads them,
     # except in a stopped partition, which can be read only up to its durable offset.
     ends = {p.partition: p.forced_offset if p.state == PartitionState.STOPPED else p.end_offset for p in parts}
     unserved = {p.partition for p in parts if not p.is_served}
     return ends, unserved, [why for p in parts if (why := unread_reason(topic, p))]
+
+
+def standby_ends(output: Output, topic: str, partition: int | None) -> dict[int, int]:
+    """Return {partition: end offset} of a standby, or of a primary if that has answered."""
+    check_name(topic)
+    with output.admin(reads_standby=True) as admin:
+        topics = {each.name: each for each in admin.topics()}
+        if topic not in topics:
+            raise unknown_topic(topic, list(topics))
+        numbers = [each.number for each in topics[topic].partitions]
+        check_partition(topic, partition, numbers)
+        chosen = numbers if partition is None else [partition]
+        return {number: admin.locate(topic, number, "latest").end_offset for number in chosen}
+
+
+def check_partition(topic: str, partition: int | None, numbers: Sequence[int]) -> None:
+    """Raise UnknownPartition if the topic does not have `partition`."""
+    from tfmq.errors import UnknownPartition
+
+    if partition is not None and partition not in numbers:
+        count = with_noun(len(numbers), "partition")
+        raise UnknownPartition(f"{topic} has {count}, numbered from 0; there is no {partition}.")
 
 
 def unread_reason(topic: str, found: "PartitionDescription") -> str:
@@ -214,12 +248,12 @@ def check_offset(topic: str, offset: int, ends: dict[int, int]) -> None:
 class ReadEnds:
     """The offset up to which each partition is read: its end at the start of the command."""
 
-    def __init__(self, output: Output, topic: str, ends: dict[int, int], group: str | None) -> None:
-        self.output, self.topic, self.offsets, self.group = output, topic, ends, group
+    def __init__(self, output: Output, topic: str, ends: dict[int, int], group: str | None, standby: bool) -> None:
+        self.output, self.topic, self.offsets, self.group, self._standby = output, topic, ends, group, standby
 
     def refresh(self, consumer: "Consumer") -> None:
         """Lower ends that a truncation made unreachable, and remove partitions that other members of the group read."""
-        now, _, _ = partition_states(self.output, self.topic, None)
+        now, _, _ = partition_states(self.output, self.topic, None, self._standby)
         theirs: set[int] = set()
         if self.group is not None:
             with self.output.admin() as admin:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -288,6 +289,10 @@ def find_topic(admin: Admin, name: str) -> Any:
     try:
         return admin.topic(name)
     except UnknownTopic:
-        names = [topic.name for topic in admin.topics()]
-        hint = did_you_mean(name, names) or (" `tfmq topic list` has all." if names else NONE_YET)
-        raise UnknownTopic(f"There is no topic {name!r}.{hint}") from None
+        raise unknown_topic(name, [topic.name for topic in admin.topics()]) from None
+
+
+def unknown_topic(name: str, names: Sequence[str]) -> UnknownTopic:
+    """Return the error for a topic that is not there. `names`: all that are."""
+    hint = did_you_mean(name, names) or (" `tfmq topic list` has all." if names else NONE_YET)
+    return UnknownTopic(f"There is no topic {name!r}.{hint}")

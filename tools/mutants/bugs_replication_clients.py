@@ -16,6 +16,14 @@ HANDLER: Final = "tests/server/test_standby_handler.py"
 
 REPLICATION_CLIENTS: Final = (
     Mutant(
+        "read-asks-the-primary-for-the-ends",
+        "`tfmq read --standby` needs no primary",
+        "tfmq/cli/read.py",
+        "    if standby:\n        return standby_ends",
+        "    if False:\n        return standby_ends",
+        ["tests/e2e/test_replication.py::test_a_standby_serves_readers_and_goes_on_with_them_as_primary"],
+    ),
+    Mutant(
         "standby-taken-for-the-primary",
         "a client leaves a standby",
         CONNECTION,
