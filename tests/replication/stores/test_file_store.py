@@ -122,6 +122,27 @@ def test_an_object_of_somebody_else_at_the_moment_of_the_link_wins(
     assert list((folder / TEMPORARY).iterdir()) == []
 
 
+def test_a_list_reads_each_folder_once(folder: Path, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_store, "PAGE", 10)
+    monkeypatch.setattr(file_store, "PAGE_READ_BYTES", 100)
+    keys = [f"entries/{term:016d}/{slot:016d}" for term in range(3) for slot in range(105)]
+    for key in keys:
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).touch()
+    names = FileStore._names
+    looked_at = 0
+
+    def counted(store: FileStore, folder: str) -> Iterator[Any]:
+        nonlocal looked_at
+        for each in names(store, folder):
+            looked_at += 1
+            yield each
+
+    monkeypatch.setattr(FileStore, "_names", counted)
+    assert [each.key for each in store.list("entries/")] == keys
+    assert looked_at == 3 + len(keys)
+
+
 def test_a_full_disk_is_waited_for() -> None:
     with small_disk("tmpfs") as place:
         store = FileStore(str(place))

@@ -13,10 +13,11 @@ import itertools
 import os
 import secrets
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from journal.disk import FILE_MODE, FOLDER_MODE
 from tfmq.databases import PERMANENT_ERRNOS
@@ -27,8 +28,11 @@ TEMPORARY: Final = ".temporary"
 """The folder of temporary files. No key begins with a dot."""
 LEFTOVER_SECONDS: Final = 3600.0
 """Temporary files of this age are removed. If a writer is that slow, its put fails, and it puts the object again."""
-PAGE: Final = 10_000
-"""Maximum names of one folder that a list has in memory."""
+PAGE: Final = 50_000
+"""Maximum names of one folder that a list sorts in memory."""
+SPOOL_BYTES: Final = 8 << 20
+"""How much of the sorted pages is in memory; more is in a temporary file."""
+PAGE_READ_BYTES: Final = 8 << 10
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """How file systems refuse hard links that they do not have."""
@@ -206,18 +210,27 @@ class FileStore:
 
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[str]:
         """Yield the paths of the files below `folder`, which is "" or ends with "/", in the order of keys."""
-        last = ""
-        while True:
-            wanted = (each for each in self._names(folder) if each.path > last and _may_have(each, prefix, after))
-            page = heapq.nsmallest(PAGE, wanted)
-            for each in page:
-                if each.is_folder:
-                    yield from self._walk(each.path, prefix, after)
-                else:
-                    yield each.path
-            if len(page) < PAGE:
-                return
-            last = page[-1].path
+        for path in self._sorted_paths(folder, prefix, after):
+            if path.endswith("/"):
+                yield from self._walk(path, prefix, after)
+            else:
+                yield path
+
+    def _sorted_paths(self, folder: str, prefix: str, after: str) -> Iterator[str]:
+        """Yield the paths in `folder` that are wanted, in order; those of folders end with "/".
+
+        The folder is read once: what does not fit into a page waits in a temporary file, as pages that are merged.
+        """
+        wanted = (each.path for each in self._names(folder) if _may_have(each, prefix, after))
+        with tempfile.SpooledTemporaryFile(SPOOL_BYTES) as spool:
+            ends = [0]
+            while page := sorted(itertools.islice(wanted, PAGE)):
+                if len(page) < PAGE and len(ends) == 1:
+                    yield from page
+                    return
+                spool.write("".join(f"{path}\n" for path in page).encode())
+                ends.append(spool.tell())
+            yield from heapq.merge(*(_read_page(spool, begin, end) for begin, end in itertools.pairwise(ends)))
 
     def _names(self, folder: str) -> Iterator[_Name]:
         try:
@@ -228,7 +241,7 @@ class FileStore:
             with os.scandir(descriptor) as entries:
                 before = f"{folder.rstrip('/')}/" if folder else ""
                 for entry in entries:
-                    if not entry.name.startswith("."):
+                    if not entry.name.startswith(".") and entry.name.isascii() and entry.name.isprintable():
                         is_folder = entry.is_dir(follow_symlinks=False)
                         yield _Name(f"{before}{entry.name}{'/' if is_folder else ''}", is_folder)
         finally:
@@ -275,6 +288,18 @@ def suppress_read_only() -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
+
+
+def _read_page(spool: IO[bytes], begin: int, end: int) -> Iterator[str]:
+    """Yield the paths of a sorted page, of which little is in memory."""
+    left = b""
+    while begin < end:
+        spool.seek(begin)
+        data = spool.read(min(PAGE_READ_BYTES, end - begin))
+        begin += len(data)
+        *lines, left = (left + data).split(b"\n")
+        for line in lines:
+            yield line.decode()
 
 
 def _folders_of(key: str) -> list[str]:
