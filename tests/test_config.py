@@ -78,6 +78,7 @@ def test_topics_have_keys_of_their_own(file) -> None:  # type: ignore[no-untyped
     ("text", "sentence"),
     [
         ("[flush]\nmesages = 1", 'no key flush.mesages .*did you mean "flush.messages"'),
+        ('[server]\ntls_cert = "a.pem"', 'did you mean "server.tls_certificate"'),
         ("[flsh]\nmessages = 1", 'did you mean "flush.messages"'),
         ("[storage]\nsegment_bytes = 1", 'did you mean "log.segment_bytes"'),
         ("[zzz]\nqqq = 1", r"no key zzz.qqq \(.*\)\.$"),

@@ -181,6 +181,8 @@ def _suggestion(key: str, known: Iterable[str]) -> str:
     known = list(known)
     # For the name of a section, suggest its time or size: for `retention`, retention.seconds, not the most similar key.
     near = [f"{key}.{last}" for last in ("seconds", "bytes") if f"{key}.{last}" in known][:1]
+    # A key that was not written to its end, such as server.tls_cert, before one that has only as many letters.
+    near = near or [each for each in known if "." in key and each.startswith(key)][:1]
     near = near or difflib.get_close_matches(key, known, 1, 0.6)
     if not near:
         last = key.rsplit(".", 1)[-1]

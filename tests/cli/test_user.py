@@ -108,7 +108,14 @@ def test_rights_quotas_and_the_password_change_one_by_one(users: Cli, file: Path
         ("quota billing --connections -1", b"", 2, "-1"),
         ("list --file nowhere.json", b"", 2, "`tfmq user add NAME --file nowhere.json` makes it"),
         ("list --file .", b"", 2, "server.users is .: the file cannot be read: Is a directory.\n"),
-        ("grant billing admin --file nowhere/x.json", b"", 1, "nowhere: No such file or directory"),
+        ("grant billing admin --file nowhere/x.json", b"", 2, "`tfmq user add NAME --file nowhere/x.json` makes it"),
+        (
+            "add shop --file nowhere/x.json --password-stdin",
+            b"x",
+            2,
+            "there is no folder {file.parent}/nowhere: create",
+        ),
+        ("quota billing --connections 5MB", b"", 2, "'5MB' is not a whole number."),
     ],
 )
 def test_what_is_refused_changes_nothing(
@@ -121,6 +128,11 @@ def test_what_is_refused_changes_nothing(
     assert sentence.format(file=file) in refused.err and "Traceback" not in refused.err
     assert file.read_bytes() == before and [each.name for each in file.parent.iterdir()] == [file.name]
     assert given.strip() in (b"", b"x") or given.strip() not in refused.err.encode()
+
+
+def test_a_quota_of_one_is_singular(users: Cli) -> None:
+    changed = users("user", "quota", "billing", "--connections", "1", "--messages-per-second", "5")
+    assert "may have any number of bytes per second, 5 messages per second, 1 connection;" in changed.err
 
 
 def test_a_user_has_a_limited_number_of_rights(users: Cli, file: Path) -> None:

@@ -58,6 +58,8 @@ PIPELINES = ("archive", "replay", "audit", "reconcile", "report", "spark", "pipe
 
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_DONE, WRONG_USAGE, NOT_REACHED, DAMAGE_FOUND = 1, 2, 3, 4
+NO_NUMBER: Final = "is not a valid integer range."
+"""How click says that a value of `click.IntRange` is not a number."""
 INTERRUPTED = 130  # the exit code that shells expect of a program ended by Ctrl-C
 
 
@@ -158,6 +160,9 @@ def run(arguments: Sequence[str] | None = None, command: click.Command | None = 
             known = {each.lstrip("-"): each for each in error.possibilities or ()}
             close = [known[each] for each in difflib.get_close_matches(error.option_name.lstrip("-"), known)]
             error = click.NoSuchOption(error.option_name, error.message, close, error.ctx)
+        elif isinstance(error, click.BadParameter) and error.message.endswith(NO_NUMBER):
+            said = f"{error.message.removesuffix(NO_NUMBER)}is not a whole number."
+            error = click.BadParameter(said, error.ctx, error.param, error.param_hint)
         error.show()
         return error.exit_code
     except click.ClickException as error:

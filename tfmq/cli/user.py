@@ -15,6 +15,7 @@ from tfmq.access.rights import ACTIONS, RIGHTS_MAX, Right, Rights, parse_right
 from tfmq.access.scram import Keys, make_keys
 from tfmq.access.users import USERS_MAX, User, changing_users, check_user_name, load_users, with_rights
 from tfmq.cli.output import Function, Output, did_you_mean, offline_options
+from tfmq.errors import BadRequest
 
 COLUMNS = ("name", "rights", *Quotas._fields)
 DEFAULT_FILE = "tfmq-users.json"
@@ -143,7 +144,7 @@ def grant(name: str, rights: tuple[str, ...], file: str, output: Output) -> None
     _report(output, users[name], _rights_sentence(users[name]))
 
 
-@user.command(epilog="\b\nExample:\n  tfmq user revoke billing write:invoices-*")
+@user.command(epilog='\b\nExample:\n  tfmq user revoke billing "write:invoices-*"')
 @click.argument("name")
 @click.argument("rights", metavar="RIGHT...", nargs=-1, required=True)
 @file_option
@@ -172,8 +173,13 @@ def quota(name: str, file: str, output: Output, **quotas: int | None) -> None:
         raise click.UsageError(f"name a quota: --{', --'.join(Quotas._fields)}.".replace("_", "-"))
     with _changing(name, file) as users:
         users[name] = users[name]._replace(quotas=_changed(users[name].quotas, quotas))
-    limits = ", ".join(f"{value or 'any number of'} {key}" for key, value in users[name].quotas._asdict().items())
-    _report(output, users[name], f"{name} may have {limits.replace('_', ' ')}; {RELOAD}.")
+    limits = ", ".join(_limit_text(key, value) for key, value in users[name].quotas._asdict().items())
+    _report(output, users[name], f"{name} may have {limits}; {RELOAD}.")
+
+
+def _limit_text(key: str, value: int) -> str:
+    noun, *more = key.split("_")
+    return " ".join((str(value or "any number of"), noun.removesuffix("s") if value == 1 else noun, *more))
 
 
 # The file
@@ -181,13 +187,19 @@ def quota(name: str, file: str, output: Output, **quotas: int | None) -> None:
 
 @contextmanager
 def _changing(name: str, file: str) -> Iterator[dict[str, User]]:
+    load_users(file)  # for its sentence about a file that is missing, also with its folder
     with changing_users(file) as users:
         _check_known(name, users, file)
         yield users
 
 
 def _load_or_empty(file: str) -> Mapping[str, User]:
-    return load_users(file) if os.path.exists(file) else {}
+    if os.path.exists(file):
+        return load_users(file)
+    folder = os.path.dirname(os.path.abspath(file))
+    if not os.path.isdir(folder):
+        raise BadRequest(f"{file} cannot be made, because there is no folder {folder}: create that first.")
+    return {}
 
 
 def _check_known(name: str, users: Mapping[str, User], file: str) -> None:
