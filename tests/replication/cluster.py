@@ -469,7 +469,7 @@ class NumbersLog:
 
 
 class Client:
-    """Sends the numbers 1, 2, 3, ... one at a time, to whoever serves, again until it is acknowledged."""
+    """Sends the numbers 1, 2, 3, ... one at a time, to the server that serves, again until it is acknowledged."""
 
     def __init__(self, world: World, servers: list[Server], pause: float = 0.05) -> None:
         self.world, self.servers, self.pause = world, servers, pause

@@ -1,7 +1,7 @@
 """The whole broker on the servers of a simulation, and clients that send, transact, delay and read through failovers.
 
-A client sends a request to any server that serves. When no answer comes, it sends the same request again, to whoever
-serves then. What a broker answers well counts at once, whether the answer reaches the client or not.
+A client sends a request to any server that serves. When no answer comes, it sends the same request again, to the
+server that serves then. What a broker answers well counts at once, whether the answer reaches the client or not.
 """
 
 from __future__ import annotations
@@ -596,7 +596,7 @@ def decide(client: Client, record: TransactionRecord, epoch: int, fate: str) -> 
 
 
 def read(client: Client) -> Steps:
-    """Read all partitions, from whoever serves, and now and then from the beginning again."""
+    """Read all partitions, from the server that serves, and now and then from the beginning again."""
     records = client.records
     offsets = [0] * PARTITIONS
     found: list[list[bytes]] = [[] for _ in range(PARTITIONS)]

@@ -459,8 +459,8 @@ def change_letters(
 @click.option(
     "--to", "to_topic", metavar="TOPIC", help="To this topic, which must exist [the one that each came from]."
 )
-@click.option("--rate", type=Rate(), help="At most so many a second.")
-@click.option("-n", "count", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--rate", type=Rate(), help="Highest number of messages per second.")
+@click.option("-n", "count", type=click.IntRange(min=1), help="Highest number of messages.")
 @click.option(
     "--loop-limit",
     type=click.IntRange(min=1),

@@ -83,7 +83,7 @@ class MessageChanges:
     def verify(self, key: int, turn: Turn, done: Callable[[bool | None, BaseException | None], None]) -> None:
         """Pass to `done` whether the message `turn` is one for the log `key`; True if nothing can change it any more.
 
-        The other commands do not check this: whoever names another log in a handle reaches the message all the same.
+        The other commands do not check this: a handle that names another log reaches the message all the same.
         """
         now = Turn(*self.state.rescheduled.latest(*turn))
         try:

@@ -33,7 +33,7 @@ from tfmq.replication.manifest import Manifest, decode_manifest
 from tfmq.replication.store import Store
 
 IN_FLIGHT_MAX: Final = 64
-"""A primary has at most so many entries under way."""
+"""Maximum entries that a primary has under way."""
 READ_AHEAD: Final = 4
 """How many entries are requested before they are used."""
 

@@ -24,7 +24,7 @@ PAUSE_SECONDS_MAX: Final = 0.25
 AHEAD: Final = 4
 """Maximum entries that are read before they can be applied, while this server is behind."""
 AHEAD_BYTES: Final = 16 << 20
-"""No further entry is read while so many bytes wait to be applied."""
+"""No further entry is read while this number of bytes waits to be applied."""
 SILENCE_SECONDS: Final = 2.0
 """A standby whose store has not answered for this time says that it is behind, by an unknown amount."""
 LATE_SECONDS: Final = 5.0

@@ -30,7 +30,7 @@ SWEEP_SECONDS: Final = 3600.0
 CHECK_SECONDS: Final = 0.25
 """Interval of the look for a hand-over, and whether the store still works."""
 BACKLOG_BYTES_MAX: Final = 256 << 20
-"""A primary whose store cannot be reached keeps so many bytes of operations in memory at most."""
+"""Maximum bytes of operations that a primary keeps in memory while its store cannot be reached."""
 
 
 class Settings(NamedTuple):

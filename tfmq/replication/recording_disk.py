@@ -61,7 +61,7 @@ class RecordingDisk:
     `wake` is called in any thread when a body was cut; it may call `take`. `records`: if False, no bodies are made, and
     only the table of files is kept, until `resume`. `base`: the snapshot that the files are a copy of now, if they are
     a copy of one. `held`: the lock of the folder if this process holds it already; `lock` then returns it. `cut_bytes`:
-    a body with so many bytes is cut.
+    a body of this size is cut.
 
     A change that was executed but could not be recorded, because no memory is left or a call was interrupted, makes
     each later force and `take` raise OSError: nothing is acknowledged any more until the process starts again.

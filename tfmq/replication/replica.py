@@ -62,7 +62,7 @@ FIRST_PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
 """First and longest pause before a call of the store that failed is repeated."""
 OLD_COPY_HEARTBEATS: Final = 10
-"""The state of a primary is written at each heartbeat. One that is older than so many is that of an older folder."""
+"""The state of a primary is written at each heartbeat. An older one is that of an older folder."""
 FENCE_PAUSE_SECONDS: Final = 0.05
 """Pause between two looks for the term after one that has ended."""
 STOP_PAUSE_SECONDS: Final = 0.005

@@ -1,7 +1,7 @@
 """Who is primary: claim a term, seal the terms below it, begin it. docs/decisions/replication-terms.md has the proof.
 
 The steps are generators. They yield calls on a store (`Get`, `PutNew`, `ListKeys`), get the results sent in, and have
-StoreUnavailable thrown in; then they yield the call again, so whoever drives them limits the repeats. All of them can
+StoreUnavailable thrown in; then they yield the call again, so their caller limits the repeats. All of them can
 be stopped after any call and be resumed at any later time, or never. `run_steps` drives them in the calling thread.
 """
 
@@ -265,7 +265,7 @@ def _end(number: int, known_slot: int, term: Term, now_ms: int, ahead: int) -> S
                 ahead *= 2
             slot += 1
             continue
-        # Slots below a manifest may have been swept. A fence that is in one of these, whoever has put it, ends nothing.
+        # Slots below a manifest may have been swept. A fence that is in one of these ends nothing.
         # The manifest's own slot is not swept. It is free until the BASE that belongs to the manifest is stored.
         newest = yield from _newest_manifest(number)
         if newest > slot:

@@ -17,7 +17,7 @@ from tfmq.broker.partition import Partition
 STEP_SECONDS: Final = 0.002
 """The partitions are read in steps of this time, between which the broker does other work."""
 PARTITIONS_PER_CLOCK: Final = 50
-"""So many partitions are read between two looks at the clock."""
+"""Number of partitions that are read between two looks at the clock."""
 TOPIC_SERIES_MAX: Final = 100
 """Topics with series of their own: those with the most bytes."""
 GROUP_SERIES_MAX: Final = 500

@@ -19,7 +19,7 @@ from tfmq.errors import BadRequest
 from tfmq.protocol.commands import CONSISTENT_HASH, RANGE, STICKY
 
 POINTS_PER_MEMBER: Final = 64
-"""Points of each member on the hash ring. With so many, a member rarely gets more than twice the mean of partitions."""
+"""Points of each member on the hash ring: enough that a member rarely gets more than twice the mean of partitions."""
 
 SEARCH_STEPS_MAX: Final = 2_000_000
 """Limit of steps in the search for more even assignments; each step examines a partition or a member. The search runs

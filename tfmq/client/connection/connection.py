@@ -171,7 +171,7 @@ SILENT_ATTEMPTS = 3
 """After this number of failed attempts at each address (in about 0.15 s), the client logs that it waits."""
 REQUEST_TIMEOUT_SECONDS = 30.0
 DEADLINES_KEPT: Final = 16
-"""So many requests may stay in the heap of deadlines although they are done. Each keeps its reply."""
+"""Number of requests that may stay in the heap of deadlines although they are done. Each keeps its reply."""
 HELLO_TIMEOUT_SECONDS = 10.0
 
 # With several addresses, a client leaves a server that does not answer, because another one may have become primary.
