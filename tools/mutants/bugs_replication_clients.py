@@ -16,6 +16,14 @@ HANDLER: Final = "tests/server/test_standby_handler.py"
 
 REPLICATION_CLIENTS: Final = (
     Mutant(
+        "a-client-starts-a-broker-on-the-folder-of-a-replica",
+        "no client starts a broker without replicas on the folder of a server with some",
+        "tfmq/client/connection/addresses.py",
+        "            self._check_alone()\n",
+        "",
+        ["tests/client/connection/test_addresses.py::test_a_folder_of_a_server_with_replicas_is_not_taken"],
+    ),
+    Mutant(
         "read-asks-the-primary-for-the-ends",
         "`tfmq read --standby` needs no primary",
         "tfmq/cli/read.py",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from journal.disk import RealDisk
 from tfmq.client.connection import addresses
 from tfmq.client.connection.addresses import (
     ADDRESS_NAME,
@@ -27,6 +28,7 @@ from tfmq.client.connection.addresses import (
 )
 from tfmq.data_dir import STARTING_NAME
 from tfmq.errors import BadRequest, ConnectionFailed
+from tfmq.replication.local_state import LocalState, LocalStateFile, Role
 
 
 class Brokers:
@@ -237,6 +239,21 @@ def test_a_folder_with_other_things_in_it_is_not_taken(brokers: Brokers) -> None
     assert not caught.value.retriable
     assert brokers.started == 0
     assert sorted(each.name for each in brokers.path.iterdir()) == ["todo-1", "todo.txt"]
+
+
+@pytest.mark.parametrize("role", ["primary", "standby"])
+def test_a_folder_of_a_server_with_replicas_is_not_taken(
+    brokers: Brokers, role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that only asks would otherwise start a broker whose changes reach no replica."""
+    (brokers.path / "meta").mkdir()
+    LocalStateFile(RealDisk(), str(brokers.path)).write(LocalState("00ff", role))
+    folder = LocalBrokerAddress(str(brokers.path), brokers.start)
+    with pytest.raises(ConnectionFailed, match=f"is the folder of a {role}, .*: start tfmq-server with") as caught:
+        folder.resolve()
+    assert not caught.value.retriable and brokers.started == 0
+    monkeypatch.setenv("TFMQ_REPLICATE_URL", "s3://bucket/orders")
+    assert "starts" in not_ready(folder) and brokers.started == 1
 
 
 @pytest.mark.parametrize(

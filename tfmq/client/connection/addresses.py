@@ -315,6 +315,8 @@ def describe_client(client: object, servers: Iterable[object], **arguments: obje
 ADDRESS_NAME: Final = "address"
 LOCK_NAME: Final = "lock"
 LOG_NAME: Final = "server.log"
+REPLICA_FOLDER: Final = "replica"
+REPLICATE_VARIABLE: Final = "TFMQ_REPLICATE_URL"
 LOG_BYTES_MAX: Final = 1 << 20
 """If the log of the brokers that clients start is longer, the next start renames it to `server.log.1`."""
 IDLE_SECONDS: Final = 10
@@ -394,10 +396,13 @@ class LocalBrokerAddress:
                 raise self._not_ready_error("starts, or stops") from None
             if self._is_locked():
                 owner = self._read_text(LOCK_NAME).strip()
-                raise self._not_ready_error(f"is held by process {owner}, which has no address yet")
+                raise self._not_ready_error(
+                    f"is held by process {owner}, which has no address yet (a standby has none: name HOST:PORT)"
+                )
             if self._broker_started:
                 self._broker_started = False
                 raise self._start_error()
+            self._check_alone()
             with contextlib.suppress(FileNotFoundError):  # No broker runs, so the file has a former broker's address.
                 os.unlink(os.path.join(self.path, ADDRESS_NAME))
             self._start_broker(self.path, descriptor)
@@ -408,6 +413,25 @@ class LocalBrokerAddress:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
         raise self._not_ready_error("starts")
+
+    def _check_alone(self) -> None:
+        """Raise ConnectionFailed for the folder of a server with replicas, which a broker without them must not change
+        only because a client has asked for it."""
+        if not os.path.isdir(os.path.join(self.path, REPLICA_FOLDER)) or os.environ.get(REPLICATE_VARIABLE):
+            return
+        # Imported here because clients of other addresses need none of it.
+        from journal.disk import RealDisk
+        from tfmq.replication.local_state import LocalStateFile
+
+        role = LocalStateFile(RealDisk(), self.path).read(bytes).role
+        if role:
+            raise ConnectionFailed(
+                f"{self.path} is the folder of a {role}, whose server does not run: start tfmq-server with its"
+                f" replicate.url, or set ${REPLICATE_VARIABLE} to that. For a broker without replicas, start"
+                " tfmq-server on the folder yourself.",
+                outcome=NOT_DONE,
+                retriable=False,
+            )
 
     def _is_locked(self) -> bool:
         """Return whether a broker has locked the folder. Clients can test in parallel, because their lock is shared."""
