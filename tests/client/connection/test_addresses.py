@@ -407,6 +407,7 @@ def test_addresses_with_tls(written: str | list[str], meant: list[tuple[str, int
         ("broker?ca=x", "names files for TLS: write tfmqs://"),
         ("tfmqs://broker?cafile=x", "follow ca=FILE, certificate=FILE and key=FILE"),
         ("tfmqs://broker?ca=", "follow ca=FILE"),
+        ("tfmqs://a?ca=x.pem,b:8367", "the files follow the last one: tfmqs://HOST:PORT,HOST:PORT"),
         ("tfmqs://broker?ca=x&ca=y", "follow ca=FILE"),
         ("tfmqs://broker?key=x", "A key needs a certificate"),
     ],
