@@ -19,6 +19,14 @@ _OPEN: Final = "tfmq/replication/stores/open_store.py"
 
 REPLICATION_STORES: Final = (
     Mutant(
+        "a-bucket-may-have-any-characters",
+        "a bucket that is no part of an address is refused, and ends no thread",
+        _OBJECT,
+        "    if not _IN_HOST.fullmatch(bucket):",
+        "    if False:",
+        [f"{OBJECT}::test_a_wrong_url_is_refused_without_its_secrets"],
+    ),
+    Mutant(
         "the-root-of-the-file-system-is-a-store",
         "a URL of a folder whose name is missing is refused",
         "tfmq/replication/stores/open_store.py",

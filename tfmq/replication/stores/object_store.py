@@ -25,6 +25,7 @@ CONNECT_SECONDS: Final = 5
 CALL_SECONDS: Final = 30
 PAGE: Final = 1000
 REASON_CHARACTERS_MAX: Final = 300
+REGION_VARIABLES: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 """What is shown of a store's answer."""
 
 
@@ -87,6 +88,8 @@ CONFLICTS: Final = frozenset({"ConditionalRequestConflict", "OperationAborted"})
 """Two requests for the same key at the same time, of which the store has let this one fail: repeat it."""
 TRANSIENT: Final = frozenset({408, 409, 425, 429})
 
+_IN_HOST: Final = re.compile(r"[A-Za-z0-9._$-]+")
+"""A bucket, and a region: parts of the address of a request. obstore would end the process's thread for others."""
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>\s*([A-Za-z0-9.]+)\s*</Code>")
 _MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
@@ -113,6 +116,8 @@ class ObjectStore:
         self._shown = f"{scheme}://{bucket}{'/' if prefix else ''}{prefix}{'?' if shown else ''}{shown}"
         variables = {name: os.environ[name] for name in self._kind.endpoint_variables if os.environ.get(name)}
         endpoint = _checked_endpoint(self._shown, parameters, variables)
+        if "region" in self._kind.parameters:
+            _check_region(self._shown, parameters.get("region"))
         config = {self._kind.parameters[name]: value for name, value in parameters.items()}
         if scheme == "s3":
             # One DELETE for each object: not all stores have the request that deletes many.
@@ -309,6 +314,11 @@ def _parse(url: str) -> tuple[str, str, str, dict[str, str]]:
         )
     if not bucket or ":" in bucket or parts.fragment:
         raise StoreRefused(f"The URL of the object store names no bucket: write {scheme}://BUCKET/PREFIX.")
+    if not _IN_HOST.fullmatch(bucket):
+        raise StoreRefused(
+            "The bucket in the URL of the object store has other characters than ASCII letters, digits, '-', '_', '.'"
+            f" and '$': write {scheme}://BUCKET/PREFIX."
+        )
     if prefix:
         try:
             check_key(prefix)
@@ -324,6 +334,17 @@ def _parse(url: str) -> tuple[str, str, str, dict[str, str]]:
                 f" {', '.join(KINDS[scheme].parameters)}; credentials belong into the environment."
             )
     return scheme, bucket, prefix, parameters
+
+
+def _check_region(shown: str, region: str | None) -> None:
+    """Raise StoreRefused if the region of the URL, or else of the environment, is none."""
+    given = {"region": region} if region is not None else {name: os.environ.get(name) for name in REGION_VARIABLES}
+    for name, value in given.items():
+        if value and not _IN_HOST.fullmatch(value):
+            raise StoreRefused(
+                f"The {name} of the store {shown.partition('?')[0]} is no name of a region: write one such as"
+                " eu-central-1."
+            )
 
 
 def _checked_endpoint(shown: str, parameters: Mapping[str, str], variables: Mapping[str, str]) -> str:
