@@ -19,6 +19,14 @@ _OPEN: Final = "tfmq/replication/stores/open_store.py"
 
 REPLICATION_STORES: Final = (
     Mutant(
+        "credentials-may-have-line-ends",
+        "a credential with a line end is refused, and ends no thread",
+        _OBJECT,
+        "            _check_credentials()\n",
+        "",
+        [f"{OBJECT}::test_a_line_end_in_a_credential_is_refused"],
+    ),
+    Mutant(
         "a-bucket-may-have-any-characters",
         "a bucket that is no part of an address is refused, and ends no thread",
         _OBJECT,

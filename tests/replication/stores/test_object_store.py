@@ -154,6 +154,15 @@ def test_a_wrong_url_is_refused_without_its_secrets(
     assert "hunter2" not in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
+def test_a_line_end_in_a_credential_is_refused(name: str, credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after reading it from a file. obstore would end the thread of the first request."""
+    monkeypatch.setenv(name, "hunter2\n")
+    with pytest.raises(StoreRefused, match=f"^{name} has a space, a line end") as caught:
+        open_store("s3://tfmq/p")
+    assert "hunter2" not in str(caught.value)
+
+
 def test_an_endpoint_comes_from_the_url_or_the_environment(
     s3: S3Server, credentials: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

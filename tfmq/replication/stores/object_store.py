@@ -25,6 +25,7 @@ CONNECT_SECONDS: Final = 5
 CALL_SECONDS: Final = 30
 PAGE: Final = 1000
 REASON_CHARACTERS_MAX: Final = 300
+CREDENTIAL_VARIABLES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 REGION_VARIABLES: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 """What is shown of a store's answer."""
 
@@ -118,6 +119,7 @@ class ObjectStore:
         endpoint = _checked_endpoint(self._shown, parameters, variables)
         if "region" in self._kind.parameters:
             _check_region(self._shown, parameters.get("region"))
+            _check_credentials()
         config = {self._kind.parameters[name]: value for name, value in parameters.items()}
         if scheme == "s3":
             # One DELETE for each object: not all stores have the request that deletes many.
@@ -345,6 +347,13 @@ def _check_region(shown: str, region: str | None) -> None:
                 f"The {name} of the store {shown.partition('?')[0]} is no name of a region: write one such as"
                 " eu-central-1."
             )
+
+
+def _check_credentials() -> None:
+    """Raise StoreRefused for a line end, as a file of a secret has it, which no header of a request may have."""
+    for name in CREDENTIAL_VARIABLES:
+        if any(not "!" <= character <= "~" for character in os.environ.get(name, "")):
+            raise StoreRefused(f"{name} has a space, a line end or another character that none has: remove it.")
 
 
 def _checked_endpoint(shown: str, parameters: Mapping[str, str], variables: Mapping[str, str]) -> str:
