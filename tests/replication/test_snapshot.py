@@ -207,12 +207,13 @@ class Clock:
 
 def test_a_snapshot_that_takes_too_long_is_given_up_and_begun_again() -> None:
     store, clock = HookedStore(), Clock()
+    store_snapshot(make_snapshotter(store, seed=1), Growing(0), 0)
     snapshotter = make_snapshotter(store, clock=clock, limit_seconds=100)
     content = snapshotter.upload(Growing(PIECE_BYTES))
     clock.now = 101
     with pytest.raises(SnapshotTooSlow, match="took more than 100 s"):
         snapshotter.store_manifest(Position(1, 1), 0, content)
-    assert not store.keys("manifests/")
+    assert len(store.keys("manifests/")) == 1
     store_snapshot(snapshotter, Growing(PIECE_BYTES), 1)
     assert len(store.keys("chunks/")) == 2, "a sweep may have deleted the first"
 
@@ -225,12 +226,30 @@ def test_a_snapshot_that_takes_too_long_is_given_up_and_begun_again() -> None:
 
 def test_a_manifest_that_was_frozen_on_its_way_is_removed() -> None:
     store, clock = HookedStore(), Clock()
+    store_snapshot(make_snapshotter(store, seed=1), Growing(0), 0)
     snapshotter = make_snapshotter(store, clock=clock, limit_seconds=100)
     content = snapshotter.upload(Growing(PIECE_BYTES))
     store.before = lambda call, key: setattr(clock, "now", clock.now + 201 * (call == "put_new"))
     with pytest.raises(SnapshotTooSlow):
         snapshotter.store_manifest(Position(1, 1), 0, content)
-    assert not store.keys("manifests/")
+    assert len(store.keys("manifests/")) == 1
+
+
+def test_a_first_snapshot_takes_as_long_as_it_needs() -> None:
+    """Nothing sweeps before it, and a second attempt would take no less time."""
+    store, clock = HookedStore(), Clock()
+    snapshotter = make_snapshotter(store, clock=clock, limit_seconds=100)
+    source = Growing(3 * PIECE_BYTES)
+    store.before = failing_after(store, 3)  # a list, and two chunks
+    with pytest.raises(StoreUnavailable):
+        snapshotter.upload(source)
+    clock.now += 1000
+    store.before = lambda call, key: setattr(clock, "now", clock.now + 60)
+    store_snapshot(snapshotter, source, 1)
+    assert snapshotter.uploaded_bytes == 3 * PIECE_BYTES, "also over a failure, nothing is uploaded twice"
+    slower = Growing(9 * PIECE_BYTES)
+    with pytest.raises(SnapshotTooSlow):
+        snapshotter.upload(slower)
 
 
 def test_of_two_manifests_at_one_position_the_first_counts() -> None:

@@ -3,6 +3,9 @@
 A snapshot refers to chunks of the newest manifest and to chunks that it has uploaded itself, under new names. A sweep
 (`tfmq.replication.sweep`) keeps both: the newest manifest and its chunks for the whole history, and every chunk for
 the grace period. So a snapshot that is stored within half of the grace period never refers to a chunk that is deleted.
+
+The first snapshot of a store may take as long as it needs. Its primary sweeps only afterwards, so another server that
+sweeps has ended the primary's term, and the manifest belongs to a BASE that can be stored no more.
 """
 
 from __future__ import annotations
@@ -191,6 +194,8 @@ class Snapshotter:
         self._limit_seconds = limit_seconds
         self._lock = threading.Lock()
         self._begun: float | None = None
+        self._is_first = False
+        """Whether the store had no snapshot when the present one began."""
         self._uploaded: dict[bytes, Chunk] = {}
         """By hash: chunks that were uploaded since `_begun` and that no manifest refers to yet."""
         self._reusable: Mapping[bytes, Chunk] = {}
@@ -204,10 +209,12 @@ class Snapshotter:
         What a failed call has uploaded is used again by the next one. Raises SnapshotLost, SnapshotTooSlow,
         StoreUnavailable, StoreRefused, OSError; NewerObject if a newer version has stored the newest manifest.
         """
-        if self._begun is None or self._clock() - self._begun > self._limit_seconds:
+        newest = newest_manifest(self._store)
+        self._is_first = newest is None
+        if self._begun is None or self._is_late(1):
             self._uploaded.clear()
             self._begun = self._clock()
-        base = self._read_base()
+        base = None if newest is None else self._read_base(newest)
         self._reusable = {} if base is None else self._find_stored(base)
         known: dict[str, ManifestFile] = {}
         if base is not None and base.position == source.base:
@@ -278,10 +285,7 @@ class Snapshotter:
         self._uploaded.clear()
         return decode_manifest(stored, position)
 
-    def _read_base(self) -> Manifest | None:
-        newest = newest_manifest(self._store)
-        if newest is None:
-            return None
+    def _read_base(self, newest: Position) -> Manifest | None:
         try:
             return read_manifest(self._store, newest)
         except NewerObject:
@@ -330,7 +334,9 @@ class Snapshotter:
             raise SnapshotTooSlow(f"the snapshot took more than {self._limit_seconds:,.0f} s")
 
     def _is_late(self, times: int) -> bool:
-        return self._begun is None or self._clock() - self._begun > self._limit_seconds * times
+        if self._begun is None:
+            return True
+        return not self._is_first and self._clock() - self._begun > self._limit_seconds * times
 
 
 def _read(source: SnapshotSource[File], file: File, position: int, size: int) -> bytes:

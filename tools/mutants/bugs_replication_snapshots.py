@@ -107,6 +107,14 @@ REPLICATION_SNAPSHOTS: Final = (
         [SNAPSHOT, SWEEP],
     ),
     Mutant(
+        "a-first-snapshot-has-a-limit",
+        "the first snapshot of a store takes as long as it needs",
+        "tfmq/replication/snapshot.py",
+        "        return not self._is_first and self._clock()",
+        "        return self._clock()",
+        [SNAPSHOT],
+    ),
+    Mutant(
         "a-slow-snapshot-is-stored",
         "a snapshot that took longer than half of the grace period is not stored",
         "tfmq/replication/snapshot.py",
