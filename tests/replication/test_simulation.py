@@ -13,7 +13,7 @@ import tfmq.replication.replica as replica_module
 from tests.replication.cluster import FOLDER, LOG, Client, Server, World, cause_faults, content_of, end_faults
 from tests.scale import scaled
 from tfmq.errors import NotAllowed
-from tfmq.replication.entries import EntryKind, Position, encode_entry, handover_key, parse_position
+from tfmq.replication.entries import EntryKind, HandOver, Position, encode_entry, handover_key, parse_position
 from tfmq.replication.errors import ReplicationError, SnapshotTooSlow, StoreUnavailable
 from tfmq.replication.follower import Follower
 from tfmq.replication.local_state import LocalStateFile
@@ -593,7 +593,39 @@ def test_a_standby_whose_hand_over_another_has_asked_for_first_is_told_so() -> N
     assert primary_of(servers).replica is first
 
 
-@pytest.mark.parametrize("body", [b"", b"\xff", b"a" * 65])
+def test_a_request_for_a_hand_over_is_void_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that was under way while the store stood still. It keeps nobody from asking again."""
+    world, servers, _ = make(5, count=2)
+    world.run(10)
+    primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)
+    replica = standby.replica
+    assert replica is not None
+    late = HandOver(replica._state.member, world.clock.wall_ms() - 1)
+    world.objects[handover_key(1)] = late.encode(), world.clock.time()
+    world.run(5)
+    assert primary_of(servers) is primary and handover_key(1) not in world.objects
+    answers: list[Any] = []
+    put = replica._store.put_new
+
+    def slow(key: str, data: bytes) -> bool:
+        stored = put(key, data)
+        monkeypatch.setattr(replica_module, "HAND_OVER_SECONDS", -1.0)
+        return stored
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replica._store, "put_new", slow)
+        replica.request_hand_over(answers.append)
+        world.run(5)
+    assert "the request is void" in str(answers[0]) and handover_key(1) not in world.objects
+    assert primary_of(servers) is primary
+    monkeypatch.setattr(replica_module, "HAND_OVER_SECONDS", 60.0)
+    for _ in range(2):
+        replica.request_hand_over(answers.append)
+    world.run(15)
+    assert answers[1:] == [None, None] and primary_of(servers) is standby
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff 1", b"a" * 65 + b" 1", b"a", b"a 1000000000000000"])
 def test_a_damaged_request_for_a_hand_over_is_in_the_status(body: bytes) -> None:
     world, servers, client = make(3)
     world.run(10)

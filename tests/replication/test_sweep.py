@@ -57,7 +57,7 @@ def history_of_snapshots(count: int, pause: float = HISTORY / 2) -> Primary:
 def test_the_history_and_what_it_needs_is_kept_and_the_rest_is_deleted() -> None:
     primary = history_of_snapshots(6)
     store = primary.store
-    store.put_new(handover_key(1), b"m")
+    store.put_new(handover_key(1), b"m 1")
     found = swept(store)
     assert found.oldest == Position(1, 5), "stored exactly when the history begins"
     assert store.keys("manifests/") == [manifest_key(Position(1, slot)) for slot in (5, 6, 7)]
@@ -82,7 +82,7 @@ def test_terms_below_the_history_are_deleted_and_the_newest_stays() -> None:
         primary.fence(fences[-1])
         primary.fence(Position(primary.position.term + 1, 0))
         primary.begin(skipped=1)
-        primary.store.put_new(handover_key(primary.position.term), b"m")
+        primary.store.put_new(handover_key(primary.position.term), b"m 1")
         primary.snapshot()
     primary.store.now += HISTORY
     swept(primary.store)

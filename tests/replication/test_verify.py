@@ -167,7 +167,7 @@ def test_what_only_servers_read_is_verified_too() -> None:
     primary.begin(skipped=2)
     store = primary.store
     for term in (1, 4):
-        store.put_new(handover_key(term), b"m")
+        store.put_new(handover_key(term), b"m 1")
     assert not verified(primary).is_damaged
     store.damage(IDENTITY_KEY)
     store.damage(term_key(1))

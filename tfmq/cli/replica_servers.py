@@ -196,7 +196,8 @@ def wait_until_primary(address: str, before: ServerState, deadline: float, outpu
             raise click.ClickException(f"another server has become primary instead: {primary}")
         if time.monotonic() >= deadline:
             raise click.ClickException(
-                f"{before.address} is not primary yet, and may still become it: `tfmq replica status` shows when"
+                f"{before.address} is not primary yet, and may still become it if the primary has found the request"
+                " within 60 s, after which it is void: `tfmq replica status` shows when"
                 f"{'' if state.error is None else f' ({state.error.sentence})'}"
             )
         time.sleep(CHECK_SECONDS)

@@ -27,6 +27,7 @@ CUT_BYTES: Final = 4 << 20
 """An entry is cut when it has this many bytes."""
 MEMBER_BYTES_MAX: Final = 64
 """Maximum size of the id of a member in a request for a hand-over."""
+UNTIL_BYTES_MAX: Final = 15
 NUMBER_MAX: Final = 10**16 - 1
 """Highest term and slot: names have 16 digits, so that they sort by number."""
 
@@ -68,13 +69,6 @@ def parse_handover(key: str) -> int | None:
 
 def handover_key(term: int) -> str:
     return f"{HANDOVERS}{term:016d}"
-
-
-def decode_handover(data: bytes, term: int) -> str:
-    """Return the member that has asked for the hand-over of a term. Raises InvalidObject."""
-    if not 0 < len(data) <= MEMBER_BYTES_MAX or not data.isalnum():
-        raise InvalidObject(f"{handover_key(term)} does not name a member")
-    return data.decode("ascii")
 
 
 def manifest_key(position: Position) -> str:
@@ -223,6 +217,29 @@ class Term(NamedTuple):
         if fields["number"] != number:
             raise InvalidObject(f"{key} is the term {fields['number']}")
         return cls(number, fields["member"], fields["address"], fields["nonce"])
+
+
+class HandOver(NamedTuple):
+    """The object of a request for a hand-over. `member`: who is to be primary after the term.
+
+    The request is void after `until_ms`, by the clock of the primary, as the standby knows it from its entries.
+    """
+
+    member: str
+    until_ms: int
+
+    def encode(self) -> bytes:
+        return f"{self.member} {self.until_ms}".encode()
+
+    @classmethod
+    def decode(cls, data: bytes, term: int) -> Self:
+        """Raises InvalidObject."""
+        member, _, until = data.partition(b" ")
+        if not 0 < len(member) <= MEMBER_BYTES_MAX or not member.isalnum():
+            raise InvalidObject(f"{handover_key(term)} does not name a member")
+        if not until.isdigit() or len(until) > UNTIL_BYTES_MAX:
+            raise InvalidObject(f"{handover_key(term)} does not say until when it holds")
+        return cls(member.decode("ascii"), int(until))
 
 
 class Identity(NamedTuple):

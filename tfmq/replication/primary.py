@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from journal.clock import Clock
 from journal.fsync import WhenStored
-from tfmq.replication.entries import CUT_BYTES, EntryKind, Position, decode_handover, handover_key, manifest_key
+from tfmq.replication.entries import CUT_BYTES, EntryKind, HandOver, Position, handover_key, manifest_key
 from tfmq.replication.entry_writer import RETRY_SECONDS_MAX, EntryWriter
 from tfmq.replication.errors import InvalidObject, ReplicationError, SnapshotLost, StoreUnavailable
 from tfmq.replication.liveness import PrimaryLease
@@ -44,11 +44,11 @@ class Settings(NamedTuple):
     history_seconds: float
 
 
-def read_handover(store: Store, term: int) -> str | None:
-    """Return the member that has asked for the hand-over of a term; None if nobody has. Raises InvalidObject,
+def read_handover(store: Store, term: int) -> HandOver | None:
+    """Return the request for the hand-over of a term; None if there is none. Raises InvalidObject,
     StoreUnavailable, StoreRefused."""
     data = store.get(handover_key(term))
-    return None if data is None else decode_handover(data, term)
+    return None if data is None else HandOver.decode(data, term)
 
 
 class StoredJobs:
@@ -234,17 +234,30 @@ class Primary:
             self._stalled(reason)
         self._reason = reason
 
-    def _handover_was_read(self, member: str | None, error: BaseException | None) -> None:
+    def _handover_was_read(self, request: HandOver | None, error: BaseException | None) -> None:
         self._is_looking = False
         if isinstance(error, InvalidObject) and not self.trouble:
             self.trouble = f"{error}: no server can be promoted before the next term"
             logger.error("%s", self.trouble)
-        if self.is_ended or member is None or self._is_handed_over:
+        if self.is_ended or request is None or self._is_handed_over:
+            return
+        if request.until_ms < max(self._clock.wall_ms(), self.writer.time_ms):
+            self._remove_void(request)
             return
         if not self.may_end_cleanly:
             return  # read again: the standby is to get what the store does not have yet
         self._is_handed_over = True
-        self._handed_over(member)
+        self._handed_over(request.member)
+
+    def _remove_void(self, request: HandOver) -> None:
+        """Let others ask again after a request that came too late: nobody expects the hand-over any more."""
+        logger.warning("the request of member %s to take over came too late, and is void", request.member)
+
+        def removed(_: Any, error: BaseException | None) -> None:
+            self._is_looking = False
+
+        self._is_looking = True
+        self._run(partial(self._store.delete, handover_key(self.writer.position.term)), removed)
 
     def _next_maintenance(self, now: float) -> Steps | None:
         if self._needs_base:

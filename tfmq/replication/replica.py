@@ -26,6 +26,7 @@ from tfmq.replication.entries import (
     IDENTITY_KEY,
     EntryKind,
     Fence,
+    HandOver,
     Identity,
     Position,
     Term,
@@ -63,6 +64,9 @@ PAUSE_SECONDS_MAX: Final = 2.0
 """First and longest pause before a call of the store that failed is repeated."""
 OLD_COPY_HEARTBEATS: Final = 10
 """The state of a primary is written at each heartbeat. An older one is that of an older folder."""
+HAND_OVER_SECONDS: Final = 60.0
+"""A request for a hand-over that its primary finds later than this is void."""
+HAND_OVER_ATTEMPTS: Final = 3
 FENCE_PAUSE_SECONDS: Final = 0.05
 """Pause between two looks for the term after one that has ended."""
 STOP_PAUSE_SECONDS: Final = 0.005
@@ -211,22 +215,45 @@ class Replica:
 
     def request_hand_over(self, done: Callable[[BaseException | None], None]) -> None:
         """Ask the primary to hand over to this standby. `done(error)` is called when the request is stored; with
-        NotAllowed if another standby has asked in this term."""
+        NotAllowed if another standby has asked in this term.
+
+        The request is void after HAND_OVER_SECONDS: `done` gets StoreUnavailable if the store took longer.
+        """
+        began, member = self._clock.monotonic(), self._state.member
+        heard_ms = self._clock.wall_ms() if self._follower is None else self._follower.time_ms
+        until_ms = heard_ms + round((HAND_OVER_SECONDS + 2 * self._settings.heartbeat_seconds) * 1000)
+
+        def check_time() -> None:
+            if self._clock.monotonic() - began > HAND_OVER_SECONDS:
+                raise StoreUnavailable(
+                    f"{self._store.name} did not answer within {HAND_OVER_SECONDS:g} s: the request is void, repeat it"
+                )
 
         def request() -> None:
             begun = run_steps(newest_begun(), self._store, lambda: None)
             if begun is None:
                 raise NoReplica("no primary has begun yet")
-            number, member = begun.term.number, self._state.member
-            if not self._store.put_new(handover_key(number), member.encode()):
+            number = begun.term.number
+            key, data = handover_key(number), HandOver(member, until_ms).encode()
+            for _ in range(HAND_OVER_ATTEMPTS):
+                check_time()
+                if self._store.put_new(key, data):
+                    break
                 first = read_handover(self._store, number)
-                if first is None:
-                    raise StoreUnavailable("another server has become primary just now")
-                if first != member:
+                if first is not None and first.member != member:
                     raise NotAllowed(
-                        f"Member {first} has asked for the hand-over of term {number} before: wait until another term"
-                        " has begun, then repeat this."
+                        f"Member {first.member} has asked for the hand-over of term {number} before: wait until another"
+                        " term has begun, or a minute, then repeat this."
                     )
+                if first is not None:  # an earlier request of this standby, which may be void soon
+                    self._store.delete(key)
+            else:
+                raise StoreUnavailable("another server has become primary just now")
+            try:
+                check_time()
+            except StoreUnavailable:
+                self._store.delete(key)
+                raise
 
         self._run(request, lambda _, error: done(error))
 

@@ -22,11 +22,11 @@ from tfmq.replication.entries import (
     Begin,
     Entry,
     EntryKind,
+    HandOver,
     Identity,
     Position,
     Term,
     decode_entry,
-    decode_handover,
     entries_prefix,
     entry_key,
     handover_key,
@@ -175,7 +175,7 @@ class _Verifier:
         for number in asked:
             # One that a sweep has just deleted is no damage.
             if number >= oldest and (data := self._store.get(handover_key(number))) is not None:
-                self._try_decode(handover_key(number), data, partial(decode_handover, term=number))
+                self._try_decode(handover_key(number), data, partial(HandOver.decode, term=number))
 
     def _try_decode(self, key: str, data: bytes | None, decode: Callable[[bytes], object]) -> None:
         if data is None:
