@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -177,6 +178,24 @@ def test_a_standby_answers_over_http_and_has_the_page_when_it_is_primary(
     assert asked("/")[0] == 401 and "<html" in asked("/", "ann")[1]
     assert "tfmq_replication_primary 1.0" in asked("/metrics", "ann")[1]
     three.kill()
+
+
+def test_a_server_stops_in_time_while_its_store_does_not_answer(tmp_path: Path, servers: list[ReplicaServer]) -> None:
+    url = servers[0].settings[0].removeprefix("replicate.url=")
+    with tfmq.Producer(servers[0].address) as producer:
+        producer.send("orders", b"x" * 200_000).result()
+    subprocess.run([*TFMQ, "replica", "snapshot", url], check=True, capture_output=True, timeout=60)
+    chunks = [each for each in (tmp_path / "store" / "chunks").rglob("*") if each.is_file()]
+    for chunk in chunks:
+        chunk.unlink()
+        os.mkfifo(chunk)  # who opens it waits
+    (tmp_path / "three").mkdir()
+    three = ReplicaServer(tmp_path / "three" / "data", servers[0].settings[0], *QUICK)
+    three.start()
+    three.wait_for("standby")
+    time.sleep(0.5)  # it downloads
+    began = time.monotonic()
+    assert chunks and three.stop() == 0 and time.monotonic() - began < 10
 
 
 def test_a_store_of_another_broker_is_refused(tmp_path: Path, servers: list[ReplicaServer]) -> None:

@@ -16,6 +16,7 @@ from journal.disk import RealDisk
 from tests.server.fakes import FakeReactor
 from tests.server.wire import Wire, running
 from tfmq.config import load
+from tfmq.replication.entries import Position
 from tfmq.server.reactor import Turn, TurnReactor
 from tfmq.server.replication import LostStore, Replication
 
@@ -61,6 +62,20 @@ def test_without_its_store_a_primary_closes_its_connections_after_each_lease() -
     lost.end()
     reactor.pump([1] * 25)
     assert len(closed) == 2 and reactor.getDelayedCalls() == []
+
+
+def test_a_stop_without_the_store_says_what_is_only_here(reactor: Any, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    config = load(flags={"server.data": str(tmp_path / "data"), "replicate.url": f"file://{tmp_path}/store"})
+    server: Any = SimpleNamespace(close_connections=None)
+    replication = Replication(config, reactor, RealDisk(), SystemClock(), os.urandom, server, Turn(reactor))
+    replication.open("localhost:1")
+    assert "file://" in replication.sentence_of_rest() and "this standby stops" in replication.sentence_of_rest()
+    writer = SimpleNamespace(position=Position(3, 7))
+    primary: Any = SimpleNamespace(writer=writer, unstored_bytes=4096, may_end_cleanly=True)
+    replication._replica.primary = primary  # type: ignore[union-attr]
+    assert "4,096 bytes of changes after entry 7 of term 3 are only in" in replication.sentence_of_rest()
+    replication.close()
 
 
 def test_a_client_of_a_server_without_its_store_is_disconnected(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -24,6 +26,10 @@ from tfmq.server.log_lines import set_up_logging
 if TYPE_CHECKING:
     from tfmq.config import Config
     from tfmq.server.server import Server
+
+
+HUNG_SECONDS: Final = 1.0
+"""How long the end of the process waits for calls of a store."""
 
 
 # Notifications to systemd that the server is ready, or that it stops
@@ -198,7 +204,9 @@ def main(
             _exit_with(error.sentence, 2)
         click.echo(configuration.describe(config))
         return
-    sys.exit(run(config, partial(load, again=True)))
+    code = run(config, partial(load, again=True))
+    _leave_hung_calls(code)
+    sys.exit(code)
 
 
 def run(config: Config, load: Callable[[], Config]) -> int:
@@ -325,6 +333,23 @@ def _stop(reactor: Any, service: Server, data: str, why: str) -> None:
     notify_systemd("STOPPING=1")
     service.on_restart = lambda reason: reactor.stop()  # a primary may learn only now that its term has ended
     service.stop(reactor.stop)
+
+
+def _leave_hung_calls(code: int) -> None:
+    """End the process if calls of a store that does not answer would keep it: Python waits for threads of executors."""
+    from tfmq.server.reactor import CHUNK_THREAD
+
+    until = time.monotonic() + HUNG_SECONDS
+    threads = [each for each in threading.enumerate() if each.name.startswith(CHUNK_THREAD)]
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    count = sum(thread.is_alive() for thread in threads)
+    if count:
+        logger.warning("the store does not answer: the process ends without the answers to %d calls", count)
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def _exit_with(sentence: str, code: int) -> Any:

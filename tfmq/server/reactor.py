@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from twisted.internet import posixbase
 from twisted.internet.epollreactor import EPollReactor
@@ -338,6 +338,8 @@ class AsyncFsync:
         self._delivered()
 
 
+CHUNK_THREAD: Final = "replica-chunk"
+"""How the names of the threads begin that upload and download chunks of a replica."""
 THREADS_MAX = 8
 """Maximum worker threads: one for an fsync, the others for reads from disk, segment rolls and snapshots."""
 

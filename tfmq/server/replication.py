@@ -26,7 +26,7 @@ from tfmq.replication.primary import Primary, Settings, StoredJobs
 from tfmq.replication.recording_disk import unwrap
 from tfmq.replication.replica import Replica
 from tfmq.replication.stores.open_store import open_store, probe
-from tfmq.server.reactor import Turn, WorkerThreads
+from tfmq.server.reactor import CHUNK_THREAD, Turn, WorkerThreads
 from tfmq.server.standby_handler import StandbyHandler
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Replication:
         self._folder = os.path.abspath(config.server.data)
         # What the broker does with results that have waited for the store is completed at the end of a turn.
         self._workers = WorkerThreads(reactor, STORE_THREADS, delivered=turn.request_end)
-        self._executor = ThreadPoolExecutor(CHUNK_THREADS, thread_name_prefix="replica-chunk")
+        self._executor = ThreadPoolExecutor(CHUNK_THREADS, thread_name_prefix=CHUNK_THREAD)
         self._thread = threading.get_ident()
         self._turn = turn
         self._lost_store = LostStore(reactor.callLater, config.replicate.lease_seconds, server.close_connections)
@@ -243,6 +243,20 @@ class Replication:
     def stop_seconds(self) -> float:
         """How long a stop waits for the store."""
         return max(STOP_SECONDS_MIN, self._config.replicate.lease_seconds)
+
+    def sentence_of_rest(self) -> str:
+        """Return what is not in the store when a stop waits no longer."""
+        within = f"{self.store.name} did not answer within {self.stop_seconds:g} s"
+        if self.primary is None:
+            return (
+                f"{within}: this standby stops without noting what it has applied, and compares its folder when started"
+            )
+        term, slot = self.primary.writer.position
+        count = f"{self.primary.unstored_bytes:,} bytes of changes" if self.primary.may_end_cleanly else "changes"
+        return (
+            f"{within}: {count} after entry {slot} of term {term} are only in"
+            f" {self._folder}, and the next start of this server stores them unless another one is primary by then"
+        )
 
     # What a broker on a primary's disk is given
 

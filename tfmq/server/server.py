@@ -574,7 +574,8 @@ class Server:
             self._engine_stopped(done)
 
     def _give_up_stop(self, done: Callable[[], None]) -> None:
-        logger.error("the store did not take all changes in time: the next start of this server will store them")
+        assert self._replication is not None
+        logger.error("%s", self._replication.sentence_of_rest())
         done()
 
     def reload(self, config: Config) -> None:

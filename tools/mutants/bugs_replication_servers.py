@@ -579,6 +579,22 @@ REPLICATION_SERVERS: Final = (
         [f"{SIMULATION}::test_a_standby_whose_hand_over_another_has_asked_for_first_is_told_so"],
     ),
     Mutant(
+        "a-stop-names-nothing-that-is-not-stored",
+        "a stop without the store says what is only on the disk",
+        "tfmq/server/replication.py",
+        '        count = f"{self.primary.unstored_bytes:,} bytes of changes" if self.primary.may_end_cleanly else',
+        '        count = f"{self.primary.unstored_bytes:,} bytes of changes" if False else',
+        ["tests/server/test_replication.py"],
+    ),
+    Mutant(
+        "a-hung-call-keeps-the-process",
+        "a server whose store does not answer stops in time",
+        "tfmq/server/main.py",
+        "    _leave_hung_calls(code)\n",
+        "",
+        ["tests/e2e/test_replication.py::test_a_server_stops_in_time_while_its_store_does_not_answer"],
+    ),
+    Mutant(
         "a-late-request-for-a-hand-over-counts",
         "a request for a hand-over that is found too late is void",
         _PRIMARY,
