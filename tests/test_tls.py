@@ -16,7 +16,9 @@ from tests.certificates import Authority
 from tests.scale import seeded
 from tfmq.client.connection.addresses import BrokerAddress
 from tfmq.client.connection.tls import ClientTlsSocket
+from tfmq.config import load
 from tfmq.errors import ConfigError
+from tfmq.server.server import tls_context
 from tfmq.tls import READ_BYTES, WRITE_BYTES, NotTls, TlsSocket, client_context, server_context
 
 SECONDS = 10.0
@@ -320,6 +322,21 @@ def test_a_wrong_file_is_one_sentence_that_names_it(authority: Authority, encryp
         assert sentence.endswith((".", "..")) and "\n" not in sentence
     with pytest.raises(ConfigError, match=f"ca is {missing}"):
         client_context(missing)
+
+
+@pytest.mark.parametrize("days", [30, -1])
+def test_a_server_says_that_its_clients_will_refuse_its_certificate(
+    authority: Authority, days: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = authority.issue("localhost", days=days)
+    for client_ca in ("", authority.ca):
+        settings = {
+            "server.tls_certificate": pair.certificate, "server.tls_key": pair.key, "server.tls_client_ca": client_ca,
+        }  # fmt: skip
+        caplog.clear()
+        assert tls_context(load(flags=settings)) is not None
+        expected = "" if days > 0 else f"{pair.certificate}, which clients refuse: certificate has expired. Replace"
+        assert bool(caplog.messages) == bool(expected) and expected in caplog.text
 
 
 def test_a_client_verifies_the_certificate_and_the_name(authority: Authority) -> None:

@@ -344,6 +344,32 @@ def server_context(certificate: str, key: str = "", client_ca: str = "") -> ssl.
     return context
 
 
+def certificate_trouble(context: ssl.SSLContext, certificate: str) -> str:
+    """Return why clients will refuse the certificate of a `server_context` although it can be used; "" if nothing is
+    known, for example "certificate has expired".
+
+    The `ssl` module shows no dates of a context's own certificate. So a client that trusts just this file connects to
+    it in memory, which is what other clients will do.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certificate)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asks = client.wrap_bio(back, there)
+    answers = context.wrap_bio(there, back, server_side=True)
+    for side in (asks, answers, asks):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_message
+        except ssl.SSLError:
+            break
+    return ""
+
+
 def client_context(ca: str = "", certificate: str = "", key: str = "") -> ssl.SSLContext:
     """Return the context of a client, which verifies the server's certificate and its name.
 

@@ -34,7 +34,7 @@ from tfmq.server.standby_reads import StandbyReads
 from tfmq.server.tls_connection import TlsConnection
 from tfmq.server.tracing import with_spans
 from tfmq.server.transport import BACKLOG, Connection, FrameProtocol, Listener, address_text
-from tfmq.tls import READ_BYTES, TlsSocket, server_context
+from tfmq.tls import READ_BYTES, TlsSocket, certificate_trouble, server_context
 
 if TYPE_CHECKING:
     import ssl
@@ -936,7 +936,14 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
     server = config.server
     if not server.tls_certificate:
         return None
-    return server_context(server.tls_certificate, server.tls_key, server.tls_client_ca)
+    context = server_context(server.tls_certificate, server.tls_key, server.tls_client_ca)
+    if trouble := certificate_trouble(context, server.tls_certificate):
+        logger.warning(
+            "server.tls_certificate is %s, which clients refuse: %s. Replace the file, and send SIGHUP.",
+            server.tls_certificate,
+            trouble,
+        )
+    return context
 
 
 def access_control(

@@ -37,6 +37,14 @@ TLS: Final = (
         [PROCESSES],
     ),
     Mutant(
+        "an-expired-certificate-is-no-matter",
+        "a server whose certificate has expired says so",
+        "tfmq/tls.py",
+        "            return error.verify_message\n",
+        "            break\n",
+        [SOCKET],
+    ),
+    Mutant(
         "old-tls-versions",
         "TLS before 1.2 is refused",
         "tfmq/tls.py",
