@@ -190,8 +190,9 @@ HEAD = b"POST /live HTTP/1.1\r\nHost: localhost\r\n"
         (HEAD + (b"X: " + b"y" * 8000 + b"\r\n") * 3, b"400"),
         (HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", b"400"),
         (b"\0" * 100 + b"\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01", b"400"),
     ],
-    ids=["body", "chunks", "headers", "header", "path", "all headers", "two lengths", "no HTTP"],
+    ids=["body", "chunks", "headers", "header", "path", "all headers", "two lengths", "no HTTP", "TLS"],
 )
 def test_a_request_that_is_too_large_or_malformed_is_refused(url: str, request_: bytes, status: bytes) -> None:
     assert exchange(url, request_).startswith(b"HTTP/1.1 " + status)

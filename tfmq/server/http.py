@@ -298,6 +298,10 @@ class _Request(http.Request):  # type: ignore[misc]
 _TOO_LARGE = text_answer(413, f"A request may have at most {int(limits.HTTP_BODY_BYTES)} bytes of body.")
 
 
+TLS_HANDSHAKE: Final = b"\x16\x03"
+"""The first bytes of a TLS connection: the type of the record, and its version."""
+
+
 class _Channel(http.HTTPChannel):  # type: ignore[misc]
     """One connection. A request must be complete within HTTP_REQUEST_SECONDS of the start of the connection; from then
     on each answer must be received, and the next request complete, within HTTP_ANSWER_SECONDS of the request before.
@@ -316,11 +320,20 @@ class _Channel(http.HTTPChannel):  # type: ignore[misc]
         super().__init__()
         self.server = server
         self._deadline: Any = None
+        self._has_received = False
 
     def connectionMade(self) -> None:
         super().connectionMade()
         self.server.channels.add(self)
         self._deadline = self.server.reactor.callLater(int(limits.HTTP_REQUEST_SECONDS), self._expired)
+
+    def dataReceived(self, data: bytes) -> None:
+        if data.startswith(TLS_HANDSHAKE) and not self._has_received:
+            # No line of HTTP ends in what follows, so both ends would wait until the deadline.
+            self.refuse(text_answer(400, "This port speaks HTTP without TLS: use http://."))
+            return
+        self._has_received = True
+        super().dataReceived(data)
 
     def request_received(self) -> None:
         """Let the time of the answer begin."""
