@@ -320,7 +320,7 @@ class _Channel(http.HTTPChannel):  # type: ignore[misc]
         super().__init__()
         self.server = server
         self._deadline: Any = None
-        self._has_received = False
+        self._has_received = self._is_refused = False
 
     def connectionMade(self) -> None:
         super().connectionMade()
@@ -328,6 +328,8 @@ class _Channel(http.HTTPChannel):  # type: ignore[misc]
         self._deadline = self.server.reactor.callLater(int(limits.HTTP_REQUEST_SECONDS), self._expired)
 
     def dataReceived(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         if data.startswith(TLS_HANDSHAKE) and not self._has_received:
             # No line of HTTP ends in what follows, so both ends would wait until the deadline.
             self.refuse(text_answer(400, "This port speaks HTTP without TLS: use http://."))
@@ -344,7 +346,7 @@ class _Channel(http.HTTPChannel):  # type: ignore[misc]
         head = f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\nConnection: close\r\n"
         fields = "".join(f"{name}: {value}\r\n" for name, value in answer.all_headers())
         self.transport.write(f"{head}{fields}\r\n".encode() + answer.body)
-        self.dataReceived = lambda data: None
+        self._is_refused = True
         self.loseConnection()
 
     def lineLengthExceeded(self, line: bytes) -> None:
