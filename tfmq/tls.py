@@ -345,8 +345,8 @@ def server_context(certificate: str, key: str = "", client_ca: str = "") -> ssl.
 
 
 def certificate_trouble(context: ssl.SSLContext, certificate: str) -> str:
-    """Return why clients will refuse the certificate of a `server_context` although it can be used; "" if nothing is
-    known, for example "certificate has expired".
+    """Return why clients may refuse the certificate of a `server_context` although it can be used; "" if nothing is
+    known, for example "certificate has expired", of it or of one between it and its authority.
 
     The `ssl` module shows no dates of a context's own certificate. So a client that trusts just this file connects to
     it in memory, which is what other clients will do.
@@ -354,7 +354,10 @@ def certificate_trouble(context: ssl.SSLContext, certificate: str) -> str:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client.load_verify_locations(certificate)
+    try:
+        client.load_verify_locations(certificate)
+    except OSError:
+        return ""  # the file was replaced since the context has read it
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     asks = client.wrap_bio(back, there)
     answers = context.wrap_bio(there, back, server_side=True)

@@ -170,8 +170,10 @@ def test_a_standby_answers_over_http_and_has_the_page_when_it_is_primary(
     assert "standby" in asked("/ready", "ann")[1]
     assert (asked("/metrics")[0], asked("/metrics", "bob")[0]) == (401, 403)
     assert "tfmq_replication_primary 0.0" in asked("/metrics", "ann")[1]
-    status, sentence = asked("/")
+    status, sentence = asked("/", "bob")
     assert status == 503 and f"clients reach the primary at {servers[0].address}" in sentence
+    status, sentence = asked("/")
+    assert status == 401 and servers[0].address not in sentence
     servers[1].kill()
     assert servers[0].stop() == 0
     three.wait_for("ready")

@@ -159,6 +159,7 @@ class ReplicatedBroker:
             self._begin_fsync if has_aio else None,  # type: ignore[arg-type]
             replicas=StoredJobs(primary, server.run_job),
         )
+        self.engine.broker.may_be_behind = lambda: not primary.may_serve()
 
         def start() -> None:
             self.engine.start()

@@ -70,11 +70,14 @@ def test_a_stop_without_the_store_says_what_is_only_here(reactor: Any, tmp_path:
     server: Any = SimpleNamespace(close_connections=None)
     replication = Replication(config, reactor, RealDisk(), SystemClock(), os.urandom, server, Turn(reactor))
     replication.open("localhost:1")
-    assert "file://" in replication.sentence_of_rest() and "this standby stops" in replication.sentence_of_rest()
-    writer = SimpleNamespace(position=Position(3, 7))
+    assert "the next start compares the folder with the store" in replication.sentence_of_rest()
+    writer = SimpleNamespace(position=Position(3, 7), trouble="the store is away")
     primary: Any = SimpleNamespace(writer=writer, unstored_bytes=4096, may_end_cleanly=True)
     replication._replica.primary = primary  # type: ignore[union-attr]
-    assert "4,096 bytes of changes after entry 7 of term 3 are only in" in replication.sentence_of_rest()
+    sentence = replication.sentence_of_rest()
+    assert "s (the store is away): 4,096 bytes of changes after entry 7 of term 3 are only in" in sentence
+    primary.unstored_bytes = 0
+    assert "all changes are in file://" in replication.sentence_of_rest()
     replication.close()
 
 

@@ -96,6 +96,9 @@ def test_who_has_read_more_elsewhere_is_told_to_ask_again(standby: Standby) -> N
     ahead = standby.fetch(end + 100)
     assert ahead.code == "busy" and f"up to offset {end}" in str(ahead.failure)
     assert standby.broker.fetch(end + 100).code == "offset_out_of_range", "the primary knows the end"
+    for by in (commands.BY_OFFSET, BY_ORDINAL):
+        locate = Locate("orders", standby.broker.incarnation(), 0, by, end + 100)
+        assert standby.ask(locate).code == "busy" and standby.broker.locate(by, end + 100).offset == end
 
 
 def test_a_fetch_waits_for_the_next_message_and_not_longer_than_it_asked_for(standby: Standby) -> None:

@@ -37,7 +37,7 @@ from tfmq.protocol.commands import EPOCH_UNKNOWN, READ_WRITTEN, Fetch
 
 logger = logging.getLogger("tfmq.broker")
 
-BEHIND = "This server has messages up to offset {end}, and may be behind: ask again at {offset}, or ask the primary."
+BEHIND = "This server has messages up to offset {end}, and may be behind: ask again for {offset}, or ask the primary."
 TOO_MANY_FETCHES = "Too many fetches wait already. Close idle consumers, or raise limits.{limit} on the server."
 
 FILTER_BYTES_INLINE: Final = 64 << 10
@@ -94,7 +94,7 @@ class FetchHandler:
         self._limits, self._timers = runtime.limits, runtime.timers
         self._monotonic, self._pause = runtime.clock.monotonic, runtime.pause
         self._topics, self._read_executor = topics, read_executor
-        self._may_be_behind = runtime.may_be_behind
+        self._runtime = runtime
         self._short = 0
         """Number of fetches that failed because the broker had no memory for the read."""
         self._large: deque[FetchInProgress] = deque()
@@ -298,7 +298,7 @@ class FetchHandler:
             if poll.offset <= poll.partition.log.end_offset:
                 self._park(poll)
                 return
-            if self._may_be_behind() and not poll.partition.deleted:
+            if self._runtime.may_be_behind() and not poll.partition.deleted:
                 # The reader may have got there at another server: it must not go on elsewhere for that.
                 self._reply_error(poll, Busy(BEHIND.format(end=poll.partition.log.end_offset, offset=poll.offset)))
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -9,10 +10,11 @@ from journal.errors import Corrupt, NotARecord
 from journal.record.block import blocks_of
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, BadRecord, records_of
 from tfmq.broker.admission import BoundedExecutor
-from tfmq.broker.fetch import read_error
+from tfmq.broker.fetch import BEHIND, read_error
 from tfmq.broker.readable import ReadableLog, ReadableTopics
 from tfmq.broker.reply import Reply, Session
-from tfmq.protocol.commands import BY_EARLIEST, BY_LATEST, BY_ORDINAL, BY_TIME_MS, ORDINAL_UNKNOWN, Locate
+from tfmq.errors import Busy
+from tfmq.protocol.commands import BY_EARLIEST, BY_LATEST, BY_OFFSET, BY_ORDINAL, BY_TIME_MS, ORDINAL_UNKNOWN, Locate
 
 ONE_BLOCK: Final = 1
 """Limit in bytes of a read. Every block is larger, so the read returns only one block: the one that has the offset."""
@@ -83,10 +85,25 @@ def find_location(log: ReadableLog, by: int, value: int) -> tuple[int, int]:
     return offset, ordinal_of(log, offset)
 
 
-def locate(topics: ReadableTopics, executor: BoundedExecutor, request: Locate, reply: Reply, session: Session) -> None:
-    """Reply to LOCATE. The search runs in a worker, except for the first record and the durable offset."""
+def locate(
+    topics: ReadableTopics,
+    executor: BoundedExecutor,
+    may_be_behind: Callable[[], bool],
+    request: Locate,
+    reply: Reply,
+    session: Session,
+) -> None:
+    """Reply to LOCATE. The search runs in a worker, except for the first record and the durable offset.
+
+    Where `may_be_behind()` (`Runtime`), an offset or ordinal after the end is Busy: a reader that got there at another
+    server would be moved back.
+    """
     partition = topics.partition(request.topic, request.incarnation, request.partition)
     log = partition.log
+    end = {BY_OFFSET: log.end_offset, BY_ORDINAL: log.end_ordinal}.get(request.by)
+    if end is not None and request.value > end and may_be_behind():
+        reply.error(Busy(BEHIND.format(end=log.end_offset, offset=request.value)))
+        return
 
     def found(location: tuple[int, int] | None, error: BaseException | None) -> None:
         if error is not None or location is None:

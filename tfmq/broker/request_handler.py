@@ -101,7 +101,7 @@ class RequestHandler:
             commands.DescribeDelayed: delay.describe,
             commands.DelayedHistogram: delay.histogram,
             commands.Fetch: broker.fetches.fetch,
-            commands.Locate: partial(locate, broker.topics, broker.read_executor),
+            commands.Locate: partial(locate, broker.topics, broker.read_executor, lambda: broker.may_be_behind()),
             commands.JoinGroup: groups.join,
             commands.Heartbeat: groups.heartbeat,
             commands.CommitOffsets: offsets.commit,

@@ -27,9 +27,6 @@ class Replicas(Protocol):
     def begin_round(self) -> WhenStored:
         """Let everything that is written now be stored, and return the function that waits for that."""
 
-    def may_serve(self) -> bool:
-        """Whether no other server can be primary now."""
-
 
 class Runtime:
     """The shared part of the broker. Each component gets the `Runtime` as an argument."""
@@ -66,8 +63,8 @@ class Runtime:
         self._run_unreplicated = run
         self._replicas = replicas
         self.replicate = None if replicas is None else self._begin_round
-        self.may_be_behind: Callable[[], bool] = lambda: replicas is not None and not replicas.may_serve()
-        """Whether another server may have messages that this one lacks."""
+        self.may_be_behind: Callable[[], bool] = lambda: False
+        """Whether another server may have messages that this one lacks. Set by the owner of a replicated broker."""
         self.pause: Pause = pause or (lambda seconds: None)
         """Called in a worker, to let others run for this time (seconds); does nothing where there are no workers."""
 

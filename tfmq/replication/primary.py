@@ -56,7 +56,6 @@ class StoredJobs:
 
     def __init__(self, primary: Primary, run: Run) -> None:
         self._disk, self._writer, self._run = primary.disk, primary.writer, run
-        self.may_serve = primary.may_serve
 
     def run(self, work: Callable[[], Any], done: Done) -> None:
         """Run `work` in a worker; call `done` when all that it has forced is stored, at once if it has failed."""
@@ -200,7 +199,8 @@ class Primary:
             self._maintenance.cancel()
 
     def may_serve(self) -> bool:
-        """Whether an entry was stored so recently that no standby can be primary yet."""
+        """Whether an entry was stored so recently that no standby can be primary yet, as far as this clock shows: it
+        may stand still while a virtual machine is suspended."""
         self._lease.entry_stored(self.writer.stored_at)
         return not self.is_ended and self._lease.may_serve(self._clock.monotonic())
 
@@ -256,8 +256,13 @@ class Primary:
         def removed(_: Any, error: BaseException | None) -> None:
             self._is_looking = False
 
+        def remove() -> None:
+            key = handover_key(self.writer.position.term)
+            if self._store.get(key) == request.encode():  # and not a newer one
+                self._store.delete(key)
+
         self._is_looking = True
-        self._run(partial(self._store.delete, handover_key(self.writer.position.term)), removed)
+        self._run(remove, removed)
 
     def _next_maintenance(self, now: float) -> Steps | None:
         if self._needs_base:

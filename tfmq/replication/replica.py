@@ -215,12 +215,18 @@ class Replica:
 
     def request_hand_over(self, done: Callable[[BaseException | None], None]) -> None:
         """Ask the primary to hand over to this standby. `done(error)` is called when the request is stored; with
-        NotAllowed if another standby has asked in this term.
+        NotAllowed if another standby has asked in this term, or if this one is far behind.
 
         The request is void after HAND_OVER_SECONDS: `done` gets StoreUnavailable if the store took longer.
         """
         began, member = self._clock.monotonic(), self._state.member
-        heard_ms = self._clock.wall_ms() if self._follower is None else self._follower.time_ms
+        heard_ms = self._clock.wall_ms()
+        if self._follower is not None:
+            behind = self._follower.behind_seconds
+            if behind > HAND_OVER_SECONDS / 2:
+                done(NotAllowed(f"This standby is {behind:.0f} s behind: repeat this when it is not."))
+                return
+            heard_ms = self._follower.time_ms or heard_ms
         until_ms = heard_ms + round((HAND_OVER_SECONDS + 2 * self._settings.heartbeat_seconds) * 1000)
 
         def check_time() -> None:
@@ -245,14 +251,17 @@ class Replica:
                         f"Member {first.member} has asked for the hand-over of term {number} before: wait until another"
                         " term has begun, or a minute, then repeat this."
                     )
-                if first is not None:  # an earlier request of this standby, which may be void soon
+                if first is not None:  # an earlier request of this standby
+                    if first.until_ms - heard_ms > HAND_OVER_SECONDS * 1000 / 2:
+                        return
                     self._store.delete(key)
             else:
                 raise StoreUnavailable("another server has become primary just now")
             try:
                 check_time()
             except StoreUnavailable:
-                self._store.delete(key)
+                if self._store.get(key) == data:  # and not one of another standby, after the primary has removed this
+                    self._store.delete(key)
                 raise
 
         self._run(request, lambda _, error: done(error))
@@ -326,7 +335,11 @@ class Replica:
         was not may be another one: a file system that is not mounted."""
         if is_incomplete(self._disk, self._folder):
             return f"{self._store.name} has no replica, and {self._folder} is incomplete: start the primary first"
-        if self._state.role == "standby":
+        was_standby = self._state.role == "standby" or (
+            # It was one, and ran as a broker without replication since.
+            self._state.role == "" and self._state.position is not None and self._state.store == self._store.name
+        )
+        if was_standby:
             return (
                 f"{self._store.name} has no replica, and this server was a standby: start the primary first, or, if its"
                 f" folder is lost, remove {join(self._folder, LOCAL_FOLDER)}/{STATE_NAME} of this server and start it"

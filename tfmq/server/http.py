@@ -258,20 +258,21 @@ class _Request(http.Request):  # type: ignore[misc]
         path, _, query = self.uri.decode("latin-1").partition("?")
         method = self.method.decode("latin-1")
         absence = server.context.absence()
-        if absence and not any(path == each.path for each in WATCHED_ROUTES):
-            return text_answer(503, absence)
-        found = find_route(method, path)
-        if isinstance(found, HttpAnswer):
-            return found
-        route, parameters = found
         headers = {
             name.decode("latin-1").lower(): values[-1].decode("latin-1")
             for name, values in self.requestHeaders.getAllRawHeaders()
         }
         body = self.content.getvalue()
         peer = address_text(*self.channel.transport.client[:2])
-        request = HttpRequest(method, path, query, parameters, headers, body, peer, server.context)
-        return route.handler(log_in(request, route.right))
+        request = HttpRequest(method, path, query, {}, headers, body, peer, server.context)
+        if absence and not any(path == each.path for each in WATCHED_ROUTES):
+            log_in(request, LOGIN)  # the answer names another server
+            return text_answer(503, absence)
+        found = find_route(method, path)
+        if isinstance(found, HttpAnswer):
+            return found
+        route, parameters = found
+        return route.handler(log_in(request._replace(parameters=parameters), route.right))
 
     def _send(self, answer: HttpAnswer) -> None:
         if self._disconnected:

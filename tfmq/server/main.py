@@ -236,6 +236,7 @@ def run(config: Config, load: Callable[[], Config]) -> int:
     signal.signal(signal.SIGHUP, lambda number, frame: reactor.callFromThread(reload, service, load))
     service.on_idle = lambda: _stop(reactor, service, data, "having no client")
     reactor.run(installSignalHandlers=False)
+    service.end_calls()
     logger.info("stopped")
     return failures[0] if failures else 0
 
@@ -345,7 +346,7 @@ def _leave_hung_calls(code: int) -> None:
         thread.join(max(0.0, until - time.monotonic()))
     count = sum(thread.is_alive() for thread in threads)
     if count:
-        logger.warning("the store does not answer: the process ends without the answers to %d calls", count)
+        logger.warning("the store has not answered %d calls: the process ends without the answers", count)
         for handler in logging.getLogger().handlers:
             handler.flush()
         sys.stdout.flush()

@@ -183,8 +183,12 @@ class Replication:
         else:
             self._replica.stop(done)
 
-    def close(self) -> None:
+    def end_calls(self) -> None:
+        """Start no further call of chunks. Threads that have none end; those that have one end after it."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        self.end_calls()
         self._workers.stop(0.5)
 
     @property
@@ -246,15 +250,16 @@ class Replication:
 
     def sentence_of_rest(self) -> str:
         """Return what is not in the store when a stop waits no longer."""
-        within = f"{self.store.name} did not answer within {self.stop_seconds:g} s"
+        trouble = self.primary.writer.trouble if self.primary is not None else ""
+        late = f"the stop was not complete within {self.stop_seconds:g} s" + (f" ({trouble})" if trouble else "")
         if self.primary is None:
-            return (
-                f"{within}: this standby stops without noting what it has applied, and compares its folder when started"
-            )
+            return f"{late}: what was applied is not noted, so the next start compares the folder with the store"
+        if self.primary.may_end_cleanly and not self.primary.unstored_bytes:
+            return f"{late}: all changes are in {self.store.name}, which lacks the end of the term"
         term, slot = self.primary.writer.position
         count = f"{self.primary.unstored_bytes:,} bytes of changes" if self.primary.may_end_cleanly else "changes"
         return (
-            f"{within}: {count} after entry {slot} of term {term} are only in"
+            f"{late}: {count} after entry {slot} of term {term} are only in"
             f" {self._folder}, and the next start of this server stores them unless another one is primary by then"
         )
 

@@ -499,6 +499,7 @@ class Server:
             replication.replicas_of(primary, self._workers.run),
         )
         self._broker = self._request_handler.broker
+        self._broker.may_be_behind = lambda: not primary.may_serve()
         if self.access is not None:
             self.access = access_control(
                 self.config, self._request_handler.handle, self._broker, self._clock, self._randomness
@@ -572,6 +573,11 @@ class Server:
             self._turn.request_end()
         else:
             self._engine_stopped(done)
+
+    def end_calls(self) -> None:
+        """Start no further call of the store. The threads that have none end."""
+        if self._replication is not None:
+            self._replication.end_calls()
 
     def _give_up_stop(self, done: Callable[[], None]) -> None:
         assert self._replication is not None
@@ -939,7 +945,7 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
     context = server_context(server.tls_certificate, server.tls_key, server.tls_client_ca)
     if trouble := certificate_trouble(context, server.tls_certificate):
         logger.warning(
-            "server.tls_certificate is %s, which clients refuse: %s. Replace the file, and send SIGHUP.",
+            "server.tls_certificate is %s, which clients may refuse: %s. Replace the file, and send SIGHUP.",
             server.tls_certificate,
             trouble,
         )

@@ -388,7 +388,7 @@ class StandbyReads:
                 try:
                     if error is not None:
                         raise error
-                    locate(self.topics, self._executor, request, reply, session)
+                    locate(self.topics, self._executor, lambda: True, request, reply, session)
                 except Exception as failure:
                     reply.error(client_error(failure))
 

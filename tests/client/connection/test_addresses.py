@@ -349,6 +349,8 @@ def test_addresses_with_a_user(
         ("tfmq://me:secret,secret@broker", "%2C for a comma"),
         ("tfmqs://me:1?secret@broker", r"%3F for \?"),
         ("tfmqs://a,tfmqs://me:1?ca=x&secret@broker", r"%3F for \?"),
+        ("tfmqs://me:secret@a?ca=x.pem,tfmqs://me:secret@b:8367", "the files follow the last one"),
+        ("tfmqs://me:secret@a?ca=x.pem,me:secret@b", "the files follow the last one"),
         ("kafka://me:secret@broker", "write tfmq://USER:PASSWORD@HOST:PORT or tfmqs://"),
         ("me:secret@:::", "write tfmq://USER:PASSWORD@HOST:PORT"),
         ("me:secret@broker:secret", "write tfmq://USER:PASSWORD@HOST:PORT"),

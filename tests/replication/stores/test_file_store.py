@@ -141,6 +141,11 @@ def test_a_list_reads_each_folder_once(folder: Path, store: FileStore, monkeypat
     monkeypatch.setattr(FileStore, "_names", counted)
     assert [each.key for each in store.list("entries/")] == keys
     assert looked_at == 3 + len(keys)
+    monkeypatch.setattr(file_store, "SPOOL_BYTES", 100)
+    assert [each.key for each in store.list("entries/")] == keys
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "gone"))
+    with pytest.raises(StoreUnavailable, match=r"needs a temporary file in \S+/gone, which failed: No such file"):
+        list(store.list("entries/"))
 
 
 def test_a_full_disk_is_waited_for() -> None:

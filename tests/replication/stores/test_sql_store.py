@@ -91,6 +91,8 @@ def test_brokers_with_different_prefixes_share_a_table(tmp_path: Path) -> None:
     [
         ("sqlite://", "in memory, which no other server sees"),
         ("sqlite:///:memory:", "in memory"),
+        ("sqlite:///file:/tmp/m?mode=memory&cache=shared&uri=true", "in memory"),
+        ("sqlite:///file:/tmp/x.db", "does not name the whole path"),
         ("sqlite:///x.db", "does not name the whole path, .*: write sqlite:////PATH, with four slashes"),
         ("sqlite://x.db", "does not name the whole path"),
         ("sqlite:////tmp/x.db?prefx=a", "knows no parameter 'prefx', only prefix, "),

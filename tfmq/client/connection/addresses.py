@@ -241,15 +241,16 @@ def _quote(servers: object) -> str:
     return "This address (not shown, because it may have a password)" if "@" in shown else shown
 
 
-_NEXT_ADDRESS: Final = re.compile(r",[^,/]*:[0-9]{1,5}$")
-"""A further address after the name of a file, such as in `tfmqs://a?ca=FILE,b:8367`."""
-
-
 def _parse_files(query: str) -> TlsFiles:
     """Parse `ca=FILE&certificate=FILE&key=FILE`, percent-encoded as in a URL; `~` is the home folder."""
     from urllib.parse import unquote
 
     found: dict[str, str] = {}
+    if "," in query:  # what follows may be a further address, with a password, which must not be shown
+        raise BadRequest(
+            "In a list of addresses the files follow the last one: tfmqs://HOST:PORT,HOST:PORT?ca=FILE. A comma in the"
+            " name of a file is %2C."
+        )
     for pair in query.split("&"):
         name, _, path = pair.partition("=")
         if name not in TlsFiles._fields or not path or name in found:
@@ -257,11 +258,6 @@ def _parse_files(query: str) -> TlsFiles:
                 raise BadRequest(f"After the ? of an address follow files for TLS, not an @: {ENCODING}")
             raise BadRequest(
                 f"?{query}: after a broker's address follow ca=FILE, certificate=FILE and key=FILE, joined by &."
-            )
-        if _NEXT_ADDRESS.search(path):
-            raise BadRequest(
-                "In a list of addresses the files follow the last one: tfmqs://HOST:PORT,HOST:PORT?ca=FILE. A comma in"
-                " the name of a file is %2C."
             )
         found[name] = os.path.expanduser(unquote(path))
     if "key" in found and "certificate" not in found:

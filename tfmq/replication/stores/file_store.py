@@ -228,8 +228,9 @@ class FileStore:
                 if len(page) < PAGE and len(ends) == 1:
                     yield from page
                     return
-                spool.write("".join(f"{path}\n" for path in page).encode())
-                ends.append(spool.tell())
+                with _errors_of_temporary_files():
+                    spool.write("".join(f"{path}\n" for path in page).encode())
+                    ends.append(spool.tell())
             yield from heapq.merge(*(_read_page(spool, begin, end) for begin, end in itertools.pairwise(ends)))
 
     def _names(self, folder: str) -> Iterator[_Name]:
@@ -290,12 +291,26 @@ def suppress_read_only() -> Iterator[None]:
             raise
 
 
+@contextmanager
+def _errors_of_temporary_files() -> Iterator[None]:
+    """Say that it is not the store that failed."""
+    try:
+        yield
+    except OSError as error:
+        folder = tempfile.tempdir or "the folder for temporary files"
+        raise StoreUnavailable(
+            f"The list of a large folder of the store needs a temporary file in {folder}, which failed:"
+            f" {error.strerror}. Make room there, or set TMPDIR to another folder."
+        ) from error
+
+
 def _read_page(spool: IO[bytes], begin: int, end: int) -> Iterator[str]:
     """Yield the paths of a sorted page, of which little is in memory."""
     left = b""
     while begin < end:
-        spool.seek(begin)
-        data = spool.read(min(PAGE_READ_BYTES, end - begin))
+        with _errors_of_temporary_files():
+            spool.seek(begin)
+            data = spool.read(min(PAGE_READ_BYTES, end - begin))
         begin += len(data)
         *lines, left = (left + data).split(b"\n")
         for line in lines:

@@ -25,9 +25,9 @@ CONNECT_SECONDS: Final = 5
 CALL_SECONDS: Final = 30
 PAGE: Final = 1000
 REASON_CHARACTERS_MAX: Final = 300
+"""What is shown of a store's answer."""
 CREDENTIAL_VARIABLES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 REGION_VARIABLES: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
-"""What is shown of a store's answer."""
 
 
 class _Kind(NamedTuple):
@@ -352,8 +352,8 @@ def _check_region(shown: str, region: str | None) -> None:
 def _check_credentials() -> None:
     """Raise StoreRefused for a line end, as a file of a secret has it, which no header of a request may have."""
     for name in CREDENTIAL_VARIABLES:
-        if any(not "!" <= character <= "~" for character in os.environ.get(name, "")):
-            raise StoreRefused(f"{name} has a space, a line end or another character that none has: remove it.")
+        if any(character < " " for character in os.environ.get(name, "")):
+            raise StoreRefused(f"{name} has a line end or another control character: remove it.")
 
 
 def _checked_endpoint(shown: str, parameters: Mapping[str, str], variables: Mapping[str, str]) -> str:

@@ -380,15 +380,16 @@ def _parse(text: str) -> tuple[URL, str]:
 def _check_sqlite(url: URL, shown: str) -> None:
     """Raise StoreRefused for a database that other servers would not find, and for unknown parameters."""
     path = url.database or ""
-    if not url.host and path in ("", ":memory:"):
+    is_uri = url.query.get("uri") == "true"  # else a path that begins with "file:" is that of a file of this name
+    if not url.host and (path in ("", ":memory:") or url.query.get("mode") == "memory"):
         raise StoreRefused(f"{shown} is in memory, which no other server sees: write sqlite:////PATH.")
-    if url.host or not path.startswith(("/", "file:/")):
+    if url.host or not path.startswith(("/", "file:/") if is_uri else "/"):
         raise StoreRefused(
             f"{shown} does not name the whole path, so a server that is started in another folder would have another"
             " file: write sqlite:////PATH, with four slashes."
         )
     unknown = next((name for name in url.query if name not in SQLITE_PARAMETERS), None)
-    if unknown is not None and "uri" not in url.query:  # the driver ignores it
+    if unknown is not None and not is_uri:  # the driver ignores it
         known = ", ".join((PREFIX_PARAMETER, *SQLITE_PARAMETERS))
         raise StoreRefused(f"{shown} knows no parameter {unknown[:40]!r}, only {known}.")
 
