@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def read(servers: list[ReplicaServer], topic: str, count: int) -> list[str]:
         while len(found) < count and time.monotonic() < until:
             found += [message.text for message in consumer.poll(timeout=1.0)]
         return found + [message.text for message in consumer.poll(timeout=0.2)]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < until, "too late"
+        time.sleep(0.05)
 
 
 def test_a_lost_machine_loses_nothing_that_was_acknowledged(servers: list[ReplicaServer]) -> None:
@@ -174,11 +182,16 @@ def test_a_standby_answers_over_http_and_has_the_page_when_it_is_primary(
     assert status == 503 and f"clients reach the primary at {servers[0].address}" in sentence
     status, sentence = asked("/")
     assert status == 401 and servers[0].address not in sentence
+    save_users(str(tmp_path / "users"), {"ann": user("ann", "monitor"), "bob": user("bob", "monitor")})
+    assert three.process is not None
+    three.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: asked("/metrics", "bob")[0] == 200)
     servers[1].kill()
     assert servers[0].stop() == 0
     three.wait_for("ready")
     assert asked("/")[0] == 401 and "<html" in asked("/", "ann")[1]
     assert "tfmq_replication_primary 1.0" in asked("/metrics", "ann")[1]
+    assert "CRITICAL" not in three.log.read_text()
     three.kill()
 
 

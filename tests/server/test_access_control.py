@@ -50,7 +50,7 @@ class Rig:
     def __init__(self, path: Path, *users: User) -> None:
         self.path, self.now = path, 0.0
         self.asked_again: list[str] = []
-        broker: Any = SimpleNamespace(fetches=SimpleNamespace(end_parked=self.asked_again.append))
+        broker: Any = SimpleNamespace(end_parked_fetches=self.asked_again.append)
         clock: Any = SimpleNamespace(monotonic=lambda: self.now)
         self.access = AccessControl(str(path), lambda *request: None, lambda: broker, clock, os.urandom)
         self.load(*users)

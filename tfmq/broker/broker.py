@@ -184,6 +184,11 @@ class Broker(Runtime):
         for topic in self.topics.values():
             self.topic_admin.apply_settings(topic)
 
+    def end_parked_fetches(self, user: str) -> None:
+        """Send an empty reply to each fetch of the user that waits, if the broker is open."""
+        if self.is_open:
+            self.fetches.end_parked(user)
+
     def new_producer_state(self) -> ProducerState:
         return ProducerState(
             remembered=self.limits["batches_remembered"],

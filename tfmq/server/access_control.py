@@ -172,7 +172,7 @@ class AccessControl:
             if user.quotas != account.user.quotas:
                 account.usage.set(user.quotas)
             if user.rights.all != account.user.rights.all:
-                self._broker().fetches.end_parked(name)
+                self._broker().end_parked_fetches(name)
             account.user = user
         self._accounts.update((name, Account(user, self._clock.monotonic)) for name, user in users.items())
 

@@ -528,6 +528,8 @@ class Server:
     def _serve_replicated(self) -> None:
         assert self._replication is not None
         self.__dict__.pop("_session_context", None)
+        if self._broker.config is not self.config:  # it has changed while the broker started
+            self._broker.reload(self.config)
         self.close_connections()  # these clients were told that this server is a standby
         self._serve()
         if self._http is not None:
@@ -596,7 +598,8 @@ class Server:
         self._tls_context = context
         self.config = config
         self.__dict__.pop("_session_context", None)
-        self._broker.reload(config)
+        if self._broker.is_open:  # a standby has none; one that starts just now gets it at its end
+            self._broker.reload(config)
         self._connection_limits.set_limits(config.limits)
         self._bound_headers()
         self._limit_connections()
@@ -837,7 +840,7 @@ class Server:
         The bounds are computed from the limit of partitions, or from the existing number, which is higher if the limit
         was reduced. The mapping is changed in place, because open sessions use it too.
         """
-        existing = self._broker.topics.partition_count()
+        existing = self._broker.topics.partition_count() if self._broker.is_open else 0
         self._header_bounds.update(header_bounds(max(self.config.limits["partitions"], existing)))
 
     def _session_opened(self, session: Session) -> None:

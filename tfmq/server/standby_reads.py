@@ -323,6 +323,10 @@ class StandbyReads:
         """What waits for the listing in progress."""
         self._is_looking = False
 
+    def end_parked_fetches(self, user: str) -> None:
+        """Send an empty reply to each fetch of the user that waits."""
+        self.fetches.end_parked(user)
+
     def handle(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         """Execute a request, with the arguments of `RequestHandler.handle`."""
         version = self._version()

@@ -152,6 +152,14 @@ REPLICATION_SERVERS: Final = (
         [BROKERS],
     ),
     Mutant(
+        "sighup-at-a-standby-is-an-error",
+        "a standby reads certificates and users again on SIGHUP",
+        "tfmq/server/server.py",
+        "        if self._broker.is_open:  # a standby has none",
+        "        if True:  # a standby has none",
+        ["tests/e2e/test_replication.py::test_a_standby_answers_over_http_and_has_the_page_when_it_is_primary"],
+    ),
+    Mutant(
         "a-standby-takes-its-end-for-that-of-the-primary",
         "a consumer that has read more elsewhere does not go on at another offset",
         _READS,
