@@ -8,11 +8,13 @@ allocator, as are those of OpenSSL and SQLite, so the sum of the blocks in use i
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 ENVIRONMENT: Final = {
     "PYTHONMALLOC": "malloc",
@@ -34,14 +36,20 @@ class _MallInfo(ctypes.Structure):
     ]
 
 
+@functools.cache
+def _mallinfo2() -> Callable[[], _MallInfo]:
+    """The function of the C library, made once: each object for it would be garbage that the next count has in it."""
+    function = ctypes.CDLL(None).mallinfo2
+    function.restype = _MallInfo
+    return cast(Callable[[], _MallInfo], function)
+
+
 def bytes_in_use() -> int:
     """Return the bytes of all allocated blocks of this process, of all arenas and of blocks with their own mapping.
 
     Raises AttributeError where the C library is not glibc 2.33 or later.
     """
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = _MallInfo
-    found = mallinfo2()
+    found = _mallinfo2()()
     return int(found.uordblks) + int(found.hblkhd)
 
 
