@@ -71,3 +71,20 @@ def test_no_answer_about_a_change_is_given_before_the_change_is_in_the_store() -
     world.is_down = False
     world.run(5)
     assert [each.code for each in answers] == ["ok"] * len(answers)
+
+
+def test_a_replaced_primary_does_not_say_that_there_is_nothing_to_do() -> None:
+    """Such as to delete a topic that it does not have, because it was created at the next primary."""
+    course = Course(1)
+    world = course.world
+    (whole,) = [each.whole for each in course.servers if each.whole is not None and each.whole.is_serving]
+    whole.server.is_cut_off = True
+    world.run(world.settings.lease_seconds)
+    answers = []
+    for request in (commands.DeleteTopic("new"), commands.DeleteGroup("new"), commands.DescribeTopic("new")):
+        answer = Replied(commands.BY_REQUEST[type(request)].reply.shape, lambda answer: None)
+        whole._handle(request, memoryview(b""), answer, Session())
+        whole.server.end_turn()
+        answers.append(answer)
+    world.run(0.1)
+    assert [each.code for each in answers] == ["busy"] * 3

@@ -13,22 +13,55 @@ from typing import Any, Final, NamedTuple
 from journal.clock import Clock
 from journal.disk import Disk
 from journal.linux_aio import StartFsync
+from tfmq.broker.admission import NO_WRITES
 from tfmq.broker.broker import Broker
 from tfmq.broker.log_offsets import locate
 from tfmq.broker.reply import STOPPING, Body, Buffers, Pause, Randomness, Reply, Run, Session, client_error
 from tfmq.broker.runtime import Replicas
 from tfmq.broker.startup import start
 from tfmq.config import Config
-from tfmq.errors import NOT_DONE, Busy, NotAllowed, TfmqError, UnknownPartition, UnknownTopic
+from tfmq.errors import NOT_DONE, BadRequest, Busy, NotAllowed, TfmqError, UnknownPartition, UnknownTopic
 from tfmq.protocol import commands
 
 audit = logging.getLogger("tfmq.audit")
 
+Handle = Callable[[Any, Body, Reply, Any], None]
+
 NO_STANDBY: Final = (
     "This server is not a standby, so it cannot be promoted: it is the primary, or it has no replicas (replicate.url)."
 )
+REPLACED: Final = (
+    "This server has stored nothing for a while, so another one may be primary and know more. Wait a little and try"
+    " again."
+)
 RESULT_CHARACTERS_MAX: Final = 1000
 """A longer result is cut off after this number of characters in the log."""
+
+SERVED_WHEN_BEHIND: Final = frozenset({
+    commands.Ping, commands.Cancel, commands.Metadata, commands.DescribeTopic, commands.Fetch, commands.Locate,
+    commands.ListDelayed, commands.DescribeDelayed, commands.DelayedHistogram, commands.ReadOffsets,
+    commands.ListGroups, commands.DescribeGroup, commands.ListTransactions, commands.DescribeTransaction,
+    commands.ListCommitGroups, commands.ListSchedules, commands.AwaitChecks, commands.JoinGroup, commands.Heartbeat,
+    commands.LeaveGroup,
+})  # fmt: skip
+"""Requests that read, and those that members of groups need to go on reading."""
+
+
+def refuse_changes(handle: Handle, broker: Broker) -> Handle:
+    """Return `handle` for a broker whose answers wait for a store: with Busy for changes while it may be behind.
+
+    Most changes would wait, but one that finds nothing to do is answered at once: that a topic is not there, for
+    example, which another primary has by now.
+    """
+
+    def checked(request: Any, body: Body, reply: Reply, session: Session) -> None:
+        if type(request) in SERVED_WHEN_BEHIND or not broker.may_be_behind():
+            handle(request, body, reply, session)
+            return
+        why = broker.backpressure.refusal
+        reply.error(Busy(NO_WRITES.format(reason=why) if why else REPLACED))
+
+    return checked
 
 
 class RequestHandler:
@@ -143,7 +176,11 @@ class RequestHandler:
             else:
                 self.with_reply[kind](request, reply)
         except Exception as error:
-            reply.error(client_error(error))
+            refusal = client_error(error)
+            if self.broker.may_be_behind() and not isinstance(refusal, BadRequest):
+                # Another server may be primary, and have the topic or transaction that is not found here.
+                refusal = Busy(REPLACED)
+            reply.error(refusal)
 
     def _produce(self, request: commands.Produce, body: Body, reply: Reply, session: Session) -> None:
         if request.transaction is not None:

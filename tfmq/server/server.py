@@ -21,7 +21,7 @@ from journal.buffers import Pool
 from journal.clock import Clock
 from journal.disk import Disk
 from tfmq import limits
-from tfmq.broker.request_handler import RequestHandler
+from tfmq.broker.request_handler import Handle, RequestHandler, refuse_changes
 from tfmq.config import Config, split_address
 from tfmq.errors import BadFrame, Busy, ConfigError, NotAllowed, TfmqError
 from tfmq.protocol import commands, frames
@@ -344,6 +344,7 @@ class Server:
             config, disk, clock, self._workers.run, randomness, self._fsync.begin, time.sleep
         )
         self._broker = self._request_handler.broker
+        self._handle: Handle = self._request_handler.handle
         self._is_serving = False
         self._replication = replication = replication_of(config, reactor, disk, clock, randomness, self, self._turn)
         self._standby_reads: StandbyReads | None = None
@@ -500,10 +501,11 @@ class Server:
         )
         self._broker = self._request_handler.broker
         self._broker.may_be_behind = lambda: not primary.may_serve()
+        self._handle = self._request_handler.handle
+        if replication.is_sync:
+            self._handle = refuse_changes(self._handle, self._broker)
         if self.access is not None:
-            self.access = access_control(
-                self.config, self._request_handler.handle, self._broker, self._clock, self._randomness
-            )
+            self.access = access_control(self.config, self._handle, self._broker, self._clock, self._randomness)
             assert self.access is not None
             self.access.load()
         primary.start()
@@ -800,7 +802,7 @@ class Server:
             return self._create_context(
                 standby.handle, "", replication.standby_status, hello_properties=standby.hello_properties
             )
-        handle = with_spans(self._request_handler.handle if self.access is None else self.access.handle)
+        handle = with_spans(self._handle if self.access is None else self.access.handle)
         if replication is None:
             return self._create_context(handle, self._broker.node, self._status)
         return self._create_context(

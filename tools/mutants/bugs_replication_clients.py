@@ -16,6 +16,14 @@ HANDLER: Final = "tests/server/test_standby_handler.py"
 
 REPLICATION_CLIENTS: Final = (
     Mutant(
+        "a-server-that-was-silent-is-waited-for",
+        "a client does not wait for a server that was silent while a standby becomes primary",
+        CONNECTION,
+        "        if attempts is None:\n            return OTHER_SERVER_SECONDS\n",
+        "        if attempts is None or True:\n            return OTHER_SERVER_SECONDS\n",
+        [f"{FAILOVER}::test_a_server_that_was_silent_is_tried_shortly_while_a_standby_may_become_primary"],
+    ),
+    Mutant(
         "a-client-starts-a-broker-on-the-folder-of-a-replica",
         "no client starts a broker without replicas on the folder of a server with some",
         "tfmq/client/connection/addresses.py",
@@ -133,7 +141,7 @@ REPLICATION_CLIENTS: Final = (
         "dead-machine-is-waited-for",
         "a server that accepts no connection is left",
         CONNECTION,
-        "        self._reply_deadline = self.now() + OTHER_SERVER_SECONDS if len(self.servers) > 1 else NEVER\n",
+        "        self._reply_deadline = self.now() + self._answer_seconds if len(self.servers) > 1 else NEVER\n",
         "        self._reply_deadline = NEVER\n",
         [FAILOVER],
     ),

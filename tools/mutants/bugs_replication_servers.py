@@ -160,6 +160,14 @@ REPLICATION_SERVERS: Final = (
         ["tests/e2e/test_replication.py::test_a_standby_answers_over_http_and_has_the_page_when_it_is_primary"],
     ),
     Mutant(
+        "a-replaced-primary-says-that-nothing-is-to-be-done",
+        "what a server that may be replaced does not find is no answer",
+        "tfmq/broker/request_handler.py",
+        "        if type(request) in SERVED_WHEN_BEHIND or not broker.may_be_behind():\n",
+        "        if True:\n",
+        [f"{BROKERS}::test_a_replaced_primary_does_not_say_that_there_is_nothing_to_do"],
+    ),
+    Mutant(
         "a-standby-takes-its-end-for-that-of-the-primary",
         "a consumer that has read more elsewhere does not go on at another offset",
         _READS,

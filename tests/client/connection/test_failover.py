@@ -144,8 +144,37 @@ def test_a_primary_that_falls_silent_is_left_although_its_connection_stays() -> 
     rig.replicas.states["a:8367"] = SILENT
     rig.replicas.primary = "b:8367"
     call = rig.link.send_request(Metadata(None), seconds=60)
-    rig.advance(9.1)
+    rig.advance(6.1)
     assert call.done and call.error is None and rig.dialled_names == "ab"
+
+
+def test_a_server_that_was_silent_is_tried_shortly_while_a_standby_may_become_primary() -> None:
+    rig = ReplicaRig(servers=2)
+    rig.replicas.primary = "a:8367"
+    rig.link.send_request(Ping())
+    rig.exchange()
+    rig.hangs = True
+    rig.replicas.states["a:8367"] = SILENT
+    rig.replicas.primary = ""
+    call = rig.link.send_request(Metadata(None), seconds=60)
+    rig.advance(6.1)
+    assert rig.dialled_names == "aba", "the standby is none yet"
+    rig.replicas.primary = "b:8367"
+    rig.advance(1.0)
+    assert call.result() and rig.dialled_names == "abab"
+    # One that is gone for longer gets more time, as one that was never there.
+    rig.replicas.primary = ""
+    rig.hangs = True
+    rig.replicas.states["b:8367"] = SILENT
+    call = rig.link.send_request(Metadata(None), seconds=60)
+    rig.advance(20)
+    begun, count = rig.time, len(rig.dialled)
+    rig.advance(20)
+    assert 7 <= len(rig.dialled) - count <= 11 and not call.done, "2 s each"
+    rig.replicas.states.clear()
+    rig.replicas.primary = "a:8367"
+    rig.advance(4.0)
+    assert call.result() and rig.time > begun
 
 
 def test_a_broker_that_is_slow_or_idle_is_not_left() -> None:
@@ -156,7 +185,7 @@ def test_a_broker_that_is_slow_or_idle_is_not_left() -> None:
     rig.advance(60)
     assert rig.dialled_names == "a" and not call.done, "it answers PING"
     pings = len([each for each in rig.broker.requests if isinstance(each, Ping)])
-    assert 8 <= pings <= 12
+    assert 11 <= pings <= 16
     rig.broker.release()
     rig.advance(60)
     assert call.done and rig.dialled_names == "a"

@@ -179,9 +179,14 @@ HELLO_TIMEOUT_SECONDS = 10.0
 OTHER_SERVER_SECONDS = 2.0
 """With several addresses, how long a client waits for a connection, and for the reply to HELLO, before it tries the
 next one. A machine that is switched off, or a process that is stopped, gives no answer at all."""
+SILENT_SERVER_SECONDS = 0.5
+"""The same for the first attempt at a server that was left because it was silent; each further attempt takes twice as
+long, up to OTHER_SERVER_SECONDS."""
+PING_SECONDS = 1.5
+"""A replicated broker that sent nothing for this time, although requests wait, gets a PING ..."""
 SILENCE_SECONDS = 3.0
-"""A replicated broker that sent nothing for so long, although requests wait, gets a PING; after as long again without
-a byte the client tries the other addresses. So a client notices within three times this that a machine is gone."""
+"""... and if it sends not a byte for this time after it, the client tries the other addresses. So a client notices
+within this time and twice the other that a machine is gone: 6 s."""
 NO_PRIMARY_SECONDS = 30.0
 """How long the first request waits while a standby answers but no server is primary: longer than a failover takes."""
 NO_PRIMARY_PAUSE_SECONDS = 0.5
@@ -277,6 +282,8 @@ class ClientConnection:
         """The index of the server to try next, or in use, and how often all servers were tried without success."""
         self._tried: set[int] = set()
         """The indexes of the servers that were tried in this round."""
+        self._silent: dict[int, int] = {}
+        """Servers that were left because they were silent, by index, and the attempts at each since then."""
         self._lost_index = -1
         """The index of the server whose connection was lost before this round; -1: none."""
         self._standbys: dict[int, str] = {}
@@ -415,6 +422,8 @@ class ClientConnection:
     def _check_server(self, now: float) -> None:
         """Raise ConnectionFailed if the server is late with what it has to do now, or seems to be gone."""
         seconds = self._answer_seconds
+        if self.state in (ConnectionState.CONNECTING, ConnectionState.GREETING) and self._server_index in self._silent:
+            self._silent[self._server_index] += 1
         if self.state == ConnectionState.CONNECTING:
             raise ConnectionFailed(f"{self.server} does not answer: no connection in {seconds:g} s.", outcome=NOT_DONE)
         if self.state == ConnectionState.GREETING:
@@ -429,22 +438,29 @@ class ClientConnection:
         # If this check itself is late, because this program was stopped, the answer may wait to be read.
         is_late = now >= self._reply_deadline + SILENCE_SECONDS / 2
         if self._has_pinged and not self._has_heard and not is_late:
-            raise ConnectionFailed(f"{self.server} has sent nothing for {2 * SILENCE_SECONDS:g} s.")
+            self._silent[self._server_index] = 0
+            raise ConnectionFailed(f"{self.server} has sent nothing for {PING_SECONDS + SILENCE_SECONDS:g} s.")
         self._has_pinged = not self._has_heard and bool(self._pending)
         if self._has_pinged:
             self._queue(encode([PING.code, next(self._correlation_ids) % _CORRELATION_IDS]))
         self._has_heard = False
-        self._reply_deadline = now + SILENCE_SECONDS
+        self._reply_deadline = now + (SILENCE_SECONDS if self._has_pinged else PING_SECONDS)
 
     @property
     def _answer_seconds(self) -> float:
-        return OTHER_SERVER_SECONDS if len(self.servers) > 1 else HELLO_TIMEOUT_SECONDS
+        if len(self.servers) == 1:
+            return HELLO_TIMEOUT_SECONDS
+        attempts = self._silent.get(self._server_index)
+        if attempts is None:
+            return OTHER_SERVER_SECONDS
+        # It was silent a moment ago: while it is waited for, a standby may have become primary.
+        return min(OTHER_SERVER_SECONDS, SILENT_SERVER_SECONDS * (1 << min(attempts, 8)))
 
     def connecting(self) -> None:
         """Note that the driver has begun to open the network connection to `server`."""
         self.state = ConnectionState.CONNECTING
         # A single server is waited for as long as the system tries, because there is no other one to try.
-        self._reply_deadline = self.now() + OTHER_SERVER_SECONDS if len(self.servers) > 1 else NEVER
+        self._reply_deadline = self.now() + self._answer_seconds if len(self.servers) > 1 else NEVER
 
     def connected(self) -> None:
         """Queue HELLO for the network connection that the driver has opened."""
@@ -724,7 +740,8 @@ class ClientConnection:
         self.connection_count += 1
         self._has_heard, self._has_pinged = True, False
         is_replicated = "role" in self.hello.properties and len(self.servers) > 1
-        self._reply_deadline = self.now() + SILENCE_SECONDS if is_replicated else NEVER
+        self._reply_deadline = self.now() + PING_SECONDS if is_replicated else NEVER
+        self._silent.pop(self._server_index, None)
         self._decoder.frame_bytes = max(limits.FRAME_BYTES, self.limits["frame_bytes"])
         for pending in list(self._pending.values()):
             self._send(pending)
