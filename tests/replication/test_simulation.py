@@ -601,7 +601,7 @@ def test_a_standby_whose_hand_over_another_has_asked_for_first_is_told_so() -> N
 
 
 def test_a_request_for_a_hand_over_is_void_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as one that was under way while the store stood still. It keeps nobody from asking again."""
+    """Such as one that was under way while the store did not answer. After it, standbys may ask again."""
     world, servers, _ = make(5, count=2)
     world.run(10)
     primary, standby = primary_of(servers), next(each for each in servers if each.broker is None)

@@ -80,11 +80,9 @@ def test_a_replaced_primary_does_not_say_that_there_is_nothing_to_do() -> None:
     (whole,) = [each.whole for each in course.servers if each.whole is not None and each.whole.is_serving]
     whole.server.is_cut_off = True
     world.run(world.settings.lease_seconds)
-    answers = []
-    for request in (commands.DeleteTopic("new"), commands.DeleteGroup("new"), commands.DescribeTopic("new")):
-        answer = Replied(commands.BY_REQUEST[type(request)].reply.shape, lambda answer: None)
-        whole._handle(request, memoryview(b""), answer, Session())
+    answers: list[Answer] = []
+    for request in (commands.DeleteTopic("new"), commands.DeleteGroup("new"), commands.RollbackTransaction("new", 1)):
+        whole.handle(request, b"", Session(), answers.append)
         whole.server.end_turn()
-        answers.append(answer)
     world.run(0.1)
     assert [each.code for each in answers] == ["busy"] * 3

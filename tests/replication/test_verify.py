@@ -182,7 +182,7 @@ def test_what_only_servers_read_is_verified_too() -> None:
     found = {finding.key: finding.what for finding in verified(primary).findings}
     assert (found[IDENTITY_KEY], found[term_key(4)]) == ("is missing", "is missing, although the term has entries")
     lost = {finding.key: finding.lost for finding in verified(primary).findings}
-    assert lost.pop(term_key(4)) == (Range(primary.time_ms, None),), "nobody would look for its entries"
+    assert lost.pop(term_key(4)) == (Range(primary.time_ms, None),), "servers would not look for its entries"
     assert set(lost.values()) == {()}, "a restore needs none of these"
 
 

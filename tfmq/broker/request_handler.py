@@ -20,7 +20,7 @@ from tfmq.broker.reply import STOPPING, Body, Buffers, Pause, Randomness, Reply,
 from tfmq.broker.runtime import Replicas
 from tfmq.broker.startup import start
 from tfmq.config import Config
-from tfmq.errors import NOT_DONE, BadRequest, Busy, NotAllowed, TfmqError, UnknownPartition, UnknownTopic
+from tfmq.errors import NOT_DONE, Busy, NotAllowed, TfmqError, UnknownPartition, UnknownTopic
 from tfmq.protocol import commands
 
 audit = logging.getLogger("tfmq.audit")
@@ -50,8 +50,8 @@ SERVED_WHEN_BEHIND: Final = frozenset({
 def refuse_changes(handle: Handle, broker: Broker) -> Handle:
     """Return `handle` for a broker whose answers wait for a store: with Busy for changes while it may be behind.
 
-    Most changes would wait, but one that finds nothing to do is answered at once: that a topic is not there, for
-    example, which another primary has by now.
+    Most changes would wait for the store. But one that finds nothing to do is answered at once, such as the deletion of
+    a topic that is not there, and another primary may have that topic by now.
     """
 
     def checked(request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -176,11 +176,7 @@ class RequestHandler:
             else:
                 self.with_reply[kind](request, reply)
         except Exception as error:
-            refusal = client_error(error)
-            if self.broker.may_be_behind() and not isinstance(refusal, BadRequest):
-                # Another server may be primary, and have the topic or transaction that is not found here.
-                refusal = Busy(REPLACED)
-            reply.error(refusal)
+            reply.error(client_error(error))
 
     def _produce(self, request: commands.Produce, body: Body, reply: Reply, session: Session) -> None:
         if request.transaction is not None:

@@ -250,7 +250,7 @@ class Primary:
         self._handed_over(request.member)
 
     def _remove_void(self, request: HandOver) -> None:
-        """Let others ask again after a request that came too late: nobody expects the hand-over any more."""
+        """Delete a request that came too late to be expected still, so that standbys may ask again."""
         logger.warning("the request of member %s to take over came too late, and is void", request.member)
 
         def removed(_: Any, error: BaseException | None) -> None:
