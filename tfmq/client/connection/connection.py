@@ -179,9 +179,12 @@ HELLO_TIMEOUT_SECONDS = 10.0
 OTHER_SERVER_SECONDS = 2.0
 """With several addresses, how long a client waits for a connection, and for the reply to HELLO, before it tries the
 next one. A machine that is switched off, or a process that is stopped, gives no answer at all."""
-SILENT_SERVER_SECONDS = 0.5
-"""The same for the first attempt at a server that was left because it was silent; each further attempt takes twice as
-long, up to OTHER_SERVER_SECONDS."""
+SILENT_SERVER_SECONDS = 0.25
+"""The same for the first SHORT_ATTEMPTS at a server that was left because it was silent; as many further ones take
+twice as long, and so on up to OTHER_SERVER_SECONDS."""
+SHORT_ATTEMPTS = 4
+"""With the pauses between them they take about 3 s: a client leaves a silent server before the lease is over, and has
+to look often at the standbys until one of them serves."""
 PING_SECONDS = 1.5
 """A replicated broker that sent nothing for this time, although requests wait, gets a PING ..."""
 SILENCE_SECONDS = 3.0
@@ -454,7 +457,7 @@ class ClientConnection:
         if attempts is None:
             return OTHER_SERVER_SECONDS
         # It was silent a moment ago: while it is waited for, a standby may have become primary.
-        return min(OTHER_SERVER_SECONDS, SILENT_SERVER_SECONDS * (1 << min(attempts, 8)))
+        return min(OTHER_SERVER_SECONDS, SILENT_SERVER_SECONDS * (1 << min(attempts // SHORT_ATTEMPTS, 8)))
 
     def connecting(self) -> None:
         """Note that the driver has begun to open the network connection to `server`."""
