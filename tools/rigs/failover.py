@@ -172,6 +172,8 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
     pauses: list[float] = field(default_factory=list)
     """Seconds without an answer, for each failover."""
+    ready: list[float] = field(default_factory=list)
+    """Seconds until the next primary was ready, for each failover. What a pause is longer, clients took to find it."""
     faults: list[str] = field(default_factory=list)
 
 
@@ -234,6 +236,7 @@ class Rig:
         standby.wait_for("standby")
         time.sleep(self._random.uniform(*PAUSE_SECONDS))
         self.probe.begin()
+        began = time.monotonic()
         if event == "kill":
             self._kills += 1
             primary.kill()
@@ -243,12 +246,16 @@ class Rig:
         else:
             primary.freeze()
         standby.wait_for("ready")
+        ready = time.monotonic() - began
         count = self.probe.count
         while self.probe.count < count + 3 and self.probe.failure is None:
             time.sleep(0.01)
         self.outcome.pauses.append(self.probe.longest)
+        self.outcome.ready.append(ready)
         if self.probe.longest > LEASE_SECONDS + SERVICE_SECONDS:
-            self.outcome.faults.append(f"no answer for {self.probe.longest:.1f} s after a {event}")
+            self.outcome.faults.append(
+                f"no answer for {self.probe.longest:.1f} s after a {event}; the next primary was ready in {ready:.1f} s"
+            )
         if event == "kill":
             primary.start()
         else:
