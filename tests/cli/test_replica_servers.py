@@ -13,7 +13,7 @@ from tests.cli.conftest import Cli
 from tests.client.fake_broker import FakeBroker, Session, listening
 from tfmq.cli import replica_servers
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.errors import NotAllowed, NotPrimary
+from tfmq.errors import Forbidden, NotAllowed, NotPrimary
 from tfmq.protocol.commands import HelloReply, PromoteReplica, StateReply, Status, StatusReply
 
 PRIMARY = {
@@ -102,6 +102,13 @@ def test_each_server_has_its_line(offline: Cli, serve: Callable[..., str]) -> No
 def test_without_any_server_the_exit_code_says_so(offline: Cli) -> None:
     ran = offline("replica", "status", "--servers", "127.0.0.1:1,127.0.0.1:2", "--json")
     assert ran.code == 3 and [each["role"] for each in ran.json] == ["unreachable"] * 2
+
+
+def test_a_server_that_refuses_to_answer_was_reached(offline: Cli, serve: Callable[..., str]) -> None:
+    server = Server(PRIMARY)
+    server.plan(Status, Forbidden("The user ann has no right monitor."))
+    ran = offline("replica", "status", "--servers", serve(server), "--json")
+    assert ran.code == 1 and ran.json[0]["role"] == "refused" and "no right monitor" in ran.json[0]["trouble"]
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

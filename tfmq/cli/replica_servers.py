@@ -13,7 +13,7 @@ from tfmq.cli.main import NOT_DONE, NOT_REACHED
 from tfmq.cli.option_types import Duration
 from tfmq.cli.output import Output, age_text, escape_unprintable, escape_values, output_options, size_text, with_times
 from tfmq.client.connection.addresses import data_folder_of, parse_servers
-from tfmq.errors import ConnectionFailed, NotPrimary, TfmqError
+from tfmq.errors import ConnectionFailed, NotPrimary, TfmqError, TimedOut
 from tfmq.protocol.commands import ROLE_PRIMARY, ROLE_STANDBY
 
 REPLY_SECONDS: Final = 5.0
@@ -22,6 +22,8 @@ CHECK_SECONDS: Final = 0.25
 """Interval at which `promote` asks whether the server is primary."""
 PROMOTE_SECONDS: Final = 60.0
 UNREACHABLE: Final = "unreachable"
+REFUSED: Final = "refused"
+"""Instead of the role of a server that answered with an error, for instance because of a missing right."""
 NO_REPLICAS: Final = "This server has no replicas: set replicate.url."
 COLUMNS: Final = ("role", "address", "term", "slot", "behind", "since", "store", "trouble")
 
@@ -42,11 +44,15 @@ class ServerState(NamedTuple):
     def role(self) -> str:
         return str(self.replication.get("role") or "")
 
+    @property
+    def is_unreachable(self) -> bool:
+        return isinstance(self.error, ConnectionFailed | TimedOut)
+
     def row(self) -> dict[str, Any]:
         """Return the fields of the JSON output."""
         found = self.replication
         if self.error is not None:
-            role, trouble = UNREACHABLE, self.error.sentence
+            role, trouble = UNREACHABLE if self.is_unreachable else REFUSED, self.error.sentence
         elif not found:
             role, trouble = None, NO_REPLICAS
         else:
@@ -83,7 +89,7 @@ def status(output: Output) -> int:
     rows = [each.row() for each in states]
     output.print_rows(rows if output.json else [table_row(row) for row in rows], COLUMNS, "")
     primaries = [each for each in states if each.role == ROLE_PRIMARY]
-    if all(each.error is not None for each in states):
+    if all(each.is_unreachable for each in states):
         return NOT_REACHED
     if any(each.role == ROLE_STANDBY for each in states) and not primaries:
         output.info("none of these servers is primary")
