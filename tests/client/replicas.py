@@ -13,7 +13,7 @@ from tfmq.client.connection.addresses import BrokerAddress
 from tfmq.errors import NotPrimary, TfmqError
 from tfmq.protocol.commands import ACKS_REPLICATED, HelloReply
 
-STANDBY, DOWN, SILENT, ACCEPTS_ONLY = "standby", "down", "silent", "accepts only"
+STANDBY, DOWN, SILENT, ACCEPTS_ONLY, CLOSES = "standby", "down", "silent", "accepts only", "closes"
 
 
 class ReplicaSession(Session):
@@ -85,6 +85,8 @@ class ReplicaRig(Rig):
         if state != SILENT:
             self.session = self.replicas.open_session(address)
             self.link.connected()
+        if state == CLOSES:
+            self.cut(ConnectionResetError())
 
     def _step(self) -> bool:
         session = self.session

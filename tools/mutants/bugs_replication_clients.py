@@ -24,6 +24,14 @@ REPLICATION_CLIENTS: Final = (
         [f"{FAILOVER}::test_a_server_that_was_silent_is_tried_shortly_while_a_standby_may_become_primary"],
     ),
     Mutant(
+        "a-standby-that-closes-its-connections-is-waited-for",
+        "a standby that closes its connections, because it becomes primary, is tried again at once",
+        CONNECTION,
+        "            self._rounds = 1\n        self._had_standbys",
+        "            pass\n        self._had_standbys",
+        [f"{FAILOVER}::test_a_standby_that_closes_the_connection_because_it_becomes_primary_is_tried_again_at_once"],
+    ),
+    Mutant(
         "a-client-starts-a-broker-on-the-folder-of-a-replica",
         "no client starts a broker without replicas on the folder of a server with some",
         "tfmq/client/connection/addresses.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.client.fake_broker import HOLD, LOSE, SWALLOW, FakeBroker, Session
-from tests.client.replicas import ACCEPTS_ONLY, DOWN, SILENT, ReplicaRig, ReplicaSenderRig
+from tests.client.replicas import ACCEPTS_ONLY, CLOSES, DOWN, SILENT, STANDBY, ReplicaRig, ReplicaSenderRig
 from tfmq.client.connection.addresses import find_address, is_address, parse_servers
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.errors import NOT_DONE, UNKNOWN, ConnectionFailed, LoginFailed, NotPrimary
@@ -166,6 +166,34 @@ def test_a_server_that_was_silent_is_tried_shortly_while_a_standby_may_become_pr
     rig.replicas.primary = "b:8367"
     rig.advance(0.9)
     assert call.result()
+
+
+def test_a_standby_that_closes_the_connection_because_it_becomes_primary_is_tried_again_at_once() -> None:
+    rig = ReplicaRig(servers=2)
+    rig.replicas.primary = "a:8367"
+    rig.link.send_request(Ping())
+    rig.exchange()
+    rig.replicas.states["a:8367"] = DOWN
+    rig.replicas.primary = ""
+    rig.cut()
+    call = rig.link.send_request(Metadata(None), seconds=60)
+    rig.advance(7)
+    rig.replicas.states["b:8367"] = CLOSES
+    count = len(rig.dialled)
+    rig.advance(0.7)
+    assert len(rig.dialled) - count >= 2, "it was in the middle of becoming primary"
+    rig.replicas.states["b:8367"] = STANDBY
+    rig.replicas.primary = "b:8367"
+    rig.advance(0.3)
+    assert call.result()
+    # One that closes its connections again and again is tried less and less often, as any other one.
+    rig.replicas.states["b:8367"] = CLOSES
+    rig.cut()
+    call = rig.link.send_request(Metadata(None), seconds=90)
+    rig.advance(20)
+    count = len(rig.dialled)
+    rig.advance(20)
+    assert len(rig.dialled) - count <= 30 and not call.done
 
 
 def test_a_server_that_stays_silent_gets_as_much_time_as_one_that_was_never_there() -> None:

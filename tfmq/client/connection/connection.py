@@ -285,6 +285,8 @@ class ClientConnection:
         """The index of the server to try next, or in use, and how often all servers were tried without success."""
         self._tried: set[int] = set()
         """The indexes of the servers that were tried in this round."""
+        self._had_standbys = False
+        """Whether a standby answered in the last complete round."""
         self._silent: dict[int, int] = {}
         """Servers that were left because they were silent, by index, and the attempts at each since then."""
         self._lost_index = -1
@@ -572,6 +574,10 @@ class ClientConnection:
         most = BACK_OFF_SECONDS_MAX if self.connection_count else BACK_OFF_SECONDS_FIRST
         if standbys:
             most = NO_PRIMARY_PAUSE_SECONDS
+        elif self._had_standbys:
+            # A standby that becomes primary closes its connections, and takes new ones at once: pauses are short again.
+            self._rounds = 1
+        self._had_standbys = bool(standbys)
         pause = backoff_seconds(self._rounds, BACK_OFF_SECONDS, most) * (0.75 + 0.5 * self._jitter())
         self._retry_at += pause_seconds(error, pause)
         is_final = isinstance(error, TfmqError) and not error.retriable
