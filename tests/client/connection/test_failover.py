@@ -12,6 +12,18 @@ from tfmq.errors import NOT_DONE, UNKNOWN, ConnectionFailed, LoginFailed, NotPri
 from tfmq.protocol.commands import Hello, Metadata, Ping, Produce
 
 
+def rig_whose_primary_is_silent(servers: int = 3) -> ReplicaRig:
+    """Return a rig that is connected to a primary which has just fallen silent; no server is primary."""
+    rig = ReplicaRig(servers=servers)
+    rig.replicas.primary = "a:8367"
+    rig.link.send_request(Ping())
+    rig.exchange()
+    rig.hangs = True
+    rig.replicas.states["a:8367"] = SILENT
+    rig.replicas.primary = ""
+    return rig
+
+
 def test_a_standby_is_left_for_the_primary_that_it_names() -> None:
     rig = ReplicaRig()
     rig.replicas.primary = "c:8367"
@@ -136,12 +148,7 @@ def test_the_only_server_is_waited_for() -> None:
 
 def test_a_primary_that_falls_silent_is_left_although_its_connection_stays() -> None:
     """A process that is stopped, or a machine without power: nothing comes, not even the end of the connection."""
-    rig = ReplicaRig()
-    rig.replicas.primary = "a:8367"
-    rig.link.send_request(Ping())
-    rig.exchange()
-    rig.hangs = True
-    rig.replicas.states["a:8367"] = SILENT
+    rig = rig_whose_primary_is_silent()
     rig.replicas.primary = "b:8367"
     call = rig.link.send_request(Metadata(None), seconds=60)
     rig.advance(6.1)
@@ -151,13 +158,7 @@ def test_a_primary_that_falls_silent_is_left_although_its_connection_stays() -> 
 @pytest.mark.parametrize("later", [0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4])
 def test_a_server_that_was_silent_is_tried_shortly_while_a_standby_may_become_primary(later: float) -> None:
     """`later`: seconds from the client's leaving the silent server until the standby serves."""
-    rig = ReplicaRig(servers=2)
-    rig.replicas.primary = "a:8367"
-    rig.link.send_request(Ping())
-    rig.exchange()
-    rig.hangs = True
-    rig.replicas.states["a:8367"] = SILENT
-    rig.replicas.primary = ""
+    rig = rig_whose_primary_is_silent(servers=2)
     call = rig.link.send_request(Metadata(None), seconds=60)
     rig.advance(6.1)
     assert rig.dialled_names == "aba", "the standby is none yet"
@@ -197,13 +198,7 @@ def test_a_standby_that_closes_the_connection_because_it_becomes_primary_is_trie
 
 
 def test_a_server_that_stays_silent_gets_as_much_time_as_one_that_was_never_there() -> None:
-    rig = ReplicaRig(servers=2)
-    rig.replicas.primary = "a:8367"
-    rig.link.send_request(Ping())
-    rig.exchange()
-    rig.hangs = True
-    rig.replicas.states["a:8367"] = SILENT
-    rig.replicas.primary = ""
+    rig = rig_whose_primary_is_silent(servers=2)
     call = rig.link.send_request(Metadata(None), seconds=90)
     rig.advance(40)
     count = len(rig.dialled)
