@@ -202,6 +202,8 @@ class Primary:
                     self.disk.write_file(f"{DATA}/{path}", content)
             self.trees = {position: tree for position, tree in self.trees.items() if position <= parent}
             self.time_ms = self.times[parent]
+        if parent is not None:
+            self.fence(Position(parent.term, parent.slot + 1))
         self.position = Position(number, -1)
         self.store_entry(EntryKind.BEGIN, Begin(parent, "m", "host:1").encode())
 

@@ -18,6 +18,7 @@ from tfmq.replication.entries import (
     IDENTITY_KEY,
     Begin,
     EntryKind,
+    Fence,
     Identity,
     Position,
     Term,
@@ -57,6 +58,8 @@ class History:
             return
         self.follower = follower
         parent = self.position if self.position.term else None
+        if parent is not None:
+            self._store_entry(EntryKind.FENCE, [Fence("member").encode()])
         self.position = Position(self.position.term + 1, -1)
         term = Term(self.position.term, "member", "host:1", "1")
         self.store.put_new(term_key(term.number), term.encode())

@@ -6,7 +6,16 @@ from tests.replication.objects import CallsItself, HookedStore, Primary, empty_d
 from tests.replication.test_materialize import materialized, random_history, restorable
 from tests.replication.test_sweep import history_of_snapshots, swept
 from tests.scale import scaled, seeded
-from tfmq.replication.entries import IDENTITY_KEY, Position, entry_key, handover_key, manifest_key, term_key
+from tfmq.replication.entries import (
+    IDENTITY_KEY,
+    EntryKind,
+    Position,
+    encode_entry,
+    entry_key,
+    handover_key,
+    manifest_key,
+    term_key,
+)
 from tfmq.replication.errors import InvalidObject, NewerObject, NoReplica
 from tfmq.replication.verify import Finding, Range, Verification, count_bytes, verify
 
@@ -184,6 +193,28 @@ def test_what_only_servers_read_is_verified_too() -> None:
     lost = {finding.key: finding.lost for finding in verified(primary).findings}
     assert lost.pop(term_key(4)) == (Range(primary.time_ms, None),), "servers would not look for its entries"
     assert set(lost.values()) == {()}, "a restore needs none of these"
+
+
+def test_a_fence_that_is_missing_or_was_replaced_is_found() -> None:
+    """Without it, the server that was primary in the term would acknowledge what no other server reads."""
+    primary = history_of_snapshots(1)
+    primary.write_file("a", b"1")
+    end = primary.position
+    primary.begin()
+    store, key = primary.store, entry_key(Position(end.term, end.slot + 1))
+    fence = store.objects.pop(key)
+    (finding,) = verified(primary).findings
+    assert (finding.key, finding.lost) == (key, ()) and "missing" in finding.what and "acknowledge" in finding.what
+    store.objects[key] = (
+        encode_entry(EntryKind.OPERATIONS, Position(end.term, end.slot + 1), primary.time_ms, [b""]),
+        0.0,
+    )
+    (finding,) = verified(primary).findings
+    assert finding.key == key and "where a fence has ended the term" in finding.what
+    store.objects[key] = fence
+    store.damage(key)
+    (finding,) = verified(primary).findings
+    assert (finding.key, finding.what) == (key, "fails its checksum")
 
 
 def test_a_first_snapshot_that_is_missing_is_found() -> None:

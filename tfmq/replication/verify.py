@@ -132,6 +132,7 @@ class _Verifier:
             self._result.findings.append(Finding("", str(error), (Range(0, None),)))
             return self._result
         self._verify_names(chain)
+        self._verify_fences(chain)
         if not chain.manifests:
             base = self._first_base(chain)
             if base is None:
@@ -176,6 +177,25 @@ class _Verifier:
             # One that a sweep has just deleted is no damage.
             if number >= oldest and (data := self._store.get(handover_key(number))) is not None:
                 self._try_decode(handover_key(number), data, partial(HandOver.decode, term=number))
+
+    def _verify_fences(self, chain: Chain) -> None:
+        """Look for the fence of each term that has ended. Nothing can be lost by its damage, as it keeps its slot."""
+        for link in chain.links:
+            if link.end is None:
+                continue
+            position = Position(link.term, link.end + 1)
+            key, data = entry_key(position), self._get_entry(position)
+            if data is None:
+                self._faults[key] = (
+                    "is missing: a server that was primary in this term could store an entry there and acknowledge it,"
+                    " although no other server reads it"
+                )
+                continue
+            entry = self._try_entry(position)
+            if entry is not None and entry.kind != EntryKind.FENCE:
+                self._faults[key] = "is an entry where a fence has ended the term: no server reads it"
+            else:
+                self._try_decode(key, data, partial(decode_entry, position=position))
 
     def _try_decode(self, key: str, data: bytes | None, decode: Callable[[bytes], object]) -> None:
         if data is None:

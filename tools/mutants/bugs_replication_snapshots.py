@@ -295,6 +295,14 @@ REPLICATION_SNAPSHOTS: Final = (
         [VERIFY],
     ),
     Mutant(
+        "verify-looks-for-no-fences",
+        "the verification names fences of ended terms that are missing",
+        "tfmq/replication/verify.py",
+        "        self._verify_fences(chain)\n",
+        "",
+        [VERIFY],
+    ),
+    Mutant(
         "verify-reads-no-terms",
         "the verification names terms that are missing or damaged",
         "tfmq/replication/verify.py",
