@@ -10,15 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 
 from journal.clock import SystemClock
 from journal.disk import RealDisk
+from tests.reactor import play
 from tests.server.fakes import FakeReactor
 from tests.server.wire import Wire, running
 from tfmq.config import load
 from tfmq.replication.entries import Position
+from tfmq.replication.entry_writer import EntryWriter
 from tfmq.server.reactor import Turn, TurnReactor
 from tfmq.server.replication import LostStore, Replication
+from tfmq.server.server import Server
 
 PATIENCE_SECONDS = 20
 
@@ -48,6 +52,39 @@ def test_a_turn_ends_after_a_result_of_the_store(reactor: Any, tmp_path: Path) -
         reactor.doPoll(0.1)
     replication.close()
     assert seen[-1:] == [1]
+
+
+def test_a_server_that_stops_before_its_recovery_is_stored_does_not_become_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store").mkdir()
+    flags = {
+        "server.data": str(tmp_path / "data"),
+        "server.listen": "127.0.0.1:0",
+        "replicate.url": f"file://{tmp_path}/store",
+    }
+
+    async def story(reactor: Any) -> None:
+        server = Server(load(flags=flags, sets=["http.listen="]), reactor, RealDisk(), SystemClock(), os.urandom)
+        when_stored, recovered, stopped = EntryWriter.when_stored, Deferred[Any](), Deferred[None]()
+
+        def hold(self: EntryWriter, number: int, callback: Any) -> None:
+            if callback == server._serve_replicated:
+                when_stored(self, number, lambda: recovered.callback(callback))
+            else:
+                when_stored(self, number, callback)
+
+        monkeypatch.setattr(EntryWriter, "when_stored", hold)
+        ready: list[str] = []
+        server.on_ready = lambda: ready.append("ready")
+        server.start()
+        serve = await recovered
+        server.stop(lambda: stopped.callback(None))
+        serve()
+        await stopped
+        assert not ready
+
+    play(story, kind=TurnReactor)
 
 
 def test_without_its_store_a_primary_closes_its_connections_after_each_lease() -> None:

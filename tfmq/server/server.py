@@ -362,6 +362,7 @@ class Server:
         self._absence = "The server finds out whether it is primary."
         """Why a server with replicas has no broker, as long as it has none."""
         self._stopped: Callable[[], None] | None = None
+        """What the end of the stop calls; None before `stop`."""
         self._pool = Pool()
         self._sessions: set[Session] = set()
         self._sessions_max = config.limits["connections"]
@@ -529,6 +530,8 @@ class Server:
 
     def _serve_replicated(self) -> None:
         assert self._replication is not None
+        if self._stopped is not None:
+            return  # the stop has waited until what the recovery has found was stored
         self.__dict__.pop("_session_context", None)
         if self._broker.config is not self.config:  # it has changed while the broker started
             self._broker.reload(self.config)
@@ -562,6 +565,10 @@ class Server:
         self.on_failure(error)
 
     def stop(self, done: Callable[[], None]) -> None:
+        """Complete what was accepted, close everything, then call `done()`. A second call replaces only `done`."""
+        is_stopping, self._stopped = self._stopped is not None, done
+        if is_stopping:
+            return
         if self._listener is not None:
             self._listener.stopListening()
             self._listener = None
@@ -569,24 +576,24 @@ class Server:
         self._idle_monitor.stop()
         if self._replication is not None:
             # Without its store, what is not stored there waits on this disk for the next start.
-            self._reactor.callLater(self._replication.stop_seconds, self._give_up_stop, done)
+            self._reactor.callLater(self._replication.stop_seconds, self._give_up_stop)
         if self._registration is not None:
             self._registration.stop()
         if self._broker.is_open:
-            self._broker.stop(lambda: self._engine_stopped(done))
+            self._broker.stop(self._engine_stopped)
             self._turn.request_end()
         else:
-            self._engine_stopped(done)
+            self._engine_stopped()
 
     def end_calls(self) -> None:
         """Start no further call of the store. The threads that have none end."""
         if self._replication is not None:
             self._replication.end_calls()
 
-    def _give_up_stop(self, done: Callable[[], None]) -> None:
-        assert self._replication is not None
+    def _give_up_stop(self) -> None:
+        assert self._replication is not None and self._stopped is not None
         logger.error("%s", self._replication.sentence_of_rest())
-        done()
+        self._stopped()
 
     def reload(self, config: Config) -> None:
         """Apply another configuration, and read the certificates and the users again.
@@ -892,23 +899,24 @@ class Server:
             return [{"reason": "replication", "detail": self._broker.backpressure.refusal}]
         return self._broker.find_troubles()
 
-    def _engine_stopped(self, done: Callable[[], None]) -> None:
+    def _engine_stopped(self) -> None:
         self._turn.request_end()
         self.close_connections()
-        self._close_by(self._clock.monotonic() + LAST_REPLY_SECONDS, done)
+        self._close_by(self._clock.monotonic() + LAST_REPLY_SECONDS)
 
-    def _close_by(self, deadline: float, done: Callable[[], None]) -> None:
+    def _close_by(self, deadline: float) -> None:
         if self._sessions and self._clock.monotonic() < deadline:
-            self._reactor.callLater(0.01, self._close_by, deadline, done)
+            self._reactor.callLater(0.01, self._close_by, deadline)
             return
         for session in list(self._sessions):
             session.transport.abortConnection()
         if self._replication is not None:
-            self._replication.stop(lambda: self._close_files(done))
+            self._replication.stop(self._close_files)
         else:
-            self._reactor.callLater(0, self._close_files, done)
+            self._reactor.callLater(0, self._close_files)
 
-    def _close_files(self, done: Callable[[], None]) -> None:
+    def _close_files(self) -> None:
+        assert self._stopped is not None
         if self._replication is not None:
             self._replication.close()
         if self._registration is not None:
@@ -921,7 +929,7 @@ class Server:
         live = self._pool.stats().live_count
         if live:
             logger.warning("%d receive buffers were not given back", live)
-        done()
+        self._stopped()
 
 
 def replication_of(
