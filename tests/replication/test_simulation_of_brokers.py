@@ -81,8 +81,17 @@ def test_a_replaced_primary_does_not_say_that_there_is_nothing_to_do() -> None:
     whole.server.is_cut_off = True
     world.run(world.settings.lease_seconds)
     answers: list[Answer] = []
-    for request in (commands.DeleteTopic("new"), commands.DeleteGroup("new"), commands.RollbackTransaction("new", 1)):
+    # Programs decide by what these answer, too: a transaction that is not known here may be prepared there.
+    questions = (
+        commands.ReadOffsets("new", None),
+        commands.DescribeTransaction("new", 0, 0),
+        commands.ListTransactions(None),
+        commands.DescribeDelayed("new"),
+        commands.ListCommitGroups(),
+    )
+    changes = (commands.DeleteTopic("new"), commands.DeleteGroup("new"), commands.RollbackTransaction("new", 1))
+    for request in (*changes, *questions):
         whole.handle(request, b"", Session(), answers.append)
         whole.server.end_turn()
     world.run(0.1)
-    assert [each.code for each in answers] == ["busy"] * 3
+    assert [each.code for each in answers] == ["busy"] * 8

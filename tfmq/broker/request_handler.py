@@ -39,12 +39,14 @@ RESULT_CHARACTERS_MAX: Final = 1000
 
 SERVED_WHEN_BEHIND: Final = frozenset({
     commands.Ping, commands.Cancel, commands.Metadata, commands.DescribeTopic, commands.Fetch, commands.Locate,
-    commands.ListDelayed, commands.DescribeDelayed, commands.DelayedHistogram, commands.ReadOffsets,
-    commands.ListGroups, commands.DescribeGroup, commands.ListTransactions, commands.DescribeTransaction,
-    commands.ListCommitGroups, commands.ListSchedules, commands.AwaitChecks, commands.JoinGroup, commands.Heartbeat,
-    commands.LeaveGroup,
+    commands.ListDelayed, commands.DelayedHistogram, commands.ListGroups, commands.DescribeGroup,
+    commands.ListSchedules, commands.AwaitChecks, commands.JoinGroup, commands.Heartbeat, commands.LeaveGroup,
 })  # fmt: skip
-"""Requests that read, and those that members of groups need to go on reading."""
+"""Requests that read messages or lists for display, and those that members of groups need to go on reading.
+
+Not those by whose answers programs decide what to do: committed offsets, and the states of transactions and of delayed
+messages. A transaction that is not there may be prepared at the next primary.
+"""
 
 
 def refuse_changes(handle: Handle, broker: Broker) -> Handle:
