@@ -49,6 +49,7 @@ class Rig:
             self.timers.after,
             next_position=START,
             time_ms=0,
+            stored_at=self.clock.monotonic(),
             heartbeat_seconds=HEARTBEAT,
             deposed=self.deposed.append,
         )

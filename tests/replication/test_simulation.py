@@ -13,7 +13,17 @@ import tfmq.replication.replica as replica_module
 from tests.replication.cluster import FOLDER, LOG, Client, Server, World, cause_faults, content_of, end_faults
 from tests.scale import scaled
 from tfmq.errors import NotAllowed
-from tfmq.replication.entries import EntryKind, HandOver, Position, encode_entry, handover_key, parse_position
+from tfmq.replication.entries import (
+    EntryKind,
+    Fence,
+    HandOver,
+    Position,
+    Term,
+    encode_entry,
+    handover_key,
+    parse_position,
+    term_key,
+)
 from tfmq.replication.errors import ReplicationError, SnapshotTooSlow, StoreUnavailable
 from tfmq.replication.follower import Follower
 from tfmq.replication.local_state import LocalStateFile
@@ -551,6 +561,34 @@ def test_a_standby_whose_state_was_removed_begins_in_an_empty_store() -> None:
     assert standby.broker is not None and len(standby.broker.numbers) > 20 and standby.errors == []
 
 
+def test_a_first_term_whose_claimant_died_before_it_began_is_taken_over() -> None:
+    world = World(1)
+    world.objects[term_key(1)] = Term(1, "dead", "dead:8367", "0" * 16).encode(), 0.0
+    server = Server(world, "s0:8367")
+    server.start()
+    world.run(30)
+    assert server.broker is not None and server.errors == [] and server.is_running
+
+
+def test_each_standby_comes_to_the_end_of_a_term_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it read the FENCE again, it would compare its whole folder after the next term has begun."""
+    came: list[tuple[str, Position]] = []
+    pass_fence = Replica._pass_fence
+
+    def pass_and_note(self: Replica, follower: Follower, position: Position, fence: Fence) -> Any:
+        came.append((self._address, position))
+        return pass_fence(self, follower, position, fence)
+
+    monkeypatch.setattr(Replica, "_pass_fence", pass_and_note)
+    for seed in range(max(4, scaled(40))):
+        came.clear()
+        world, servers, _ = make(seed, heartbeat=2.0, delay=0.1)
+        world.run(10)
+        primary_of(servers).stop()
+        world.run(20)
+        assert len(came) == len(set(came)) == 2 and [each.errors for each in servers] == [[], [], []]
+
+
 @pytest.mark.parametrize("method", ["upload", "store_manifest"])
 def test_a_first_snapshot_that_takes_too_long_is_begun_again(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     left = fail_once(monkeypatch, method, SnapshotTooSlow("the snapshot took more than 1 s"))
@@ -584,6 +622,23 @@ def test_a_note_of_the_position_does_not_replace_what_a_stop_writes() -> None:
         world.run(0.01)
     primary.stop(at_end=lambda: world.run(2))
     assert LocalStateFile(primary.disk, FOLDER).read(world.generator.randbytes).is_clean
+
+
+def test_who_becomes_primary_cannot_ask_itself_for_a_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would answer it, and no other server could ask in this term."""
+    monkeypatch.setattr(Snapshotter, "upload", lambda self, view: raise_error(StoreUnavailable("it is slow")))
+    world, (server,), _ = make(3, count=1)
+    world.run(10)
+    assert server.replica is not None and server.replica.primary is None
+    answers: list[BaseException | None] = []
+    server.replica.request_hand_over(answers.append)
+    world.run(1)
+    assert "needs no hand-over" in str(answers[0]) and isinstance(answers[0], NotAllowed)
+    assert not [key for key in world.objects if key.startswith("handovers/")]
+
+
+def raise_error(error: Exception) -> Any:
+    raise error
 
 
 def test_a_standby_whose_hand_over_another_has_asked_for_first_is_told_so() -> None:

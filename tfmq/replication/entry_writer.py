@@ -77,6 +77,7 @@ class EntryWriter:
         *,
         next_position: Position,
         time_ms: int,
+        stored_at: float,
         heartbeat_seconds: float,
         deposed: Callable[[Deposed], None],
         window: int = WINDOW,
@@ -111,7 +112,7 @@ class EntryWriter:
         """The time of the entry in `stored_slot`."""
         self.stored_number = 0
         """All operations up to this number are stored."""
-        self.stored_at = clock.monotonic()
+        self.stored_at = stored_at
         """When the put of the entry in `stored_slot` began, in monotonic seconds."""
         self.unstored_bytes = 0
         """Bytes of operations that were taken from the recorder and are not stored."""

@@ -81,6 +81,8 @@ class Follower:
         self._is_applying = False
         self.is_stopped = False
         self._is_paused = False
+        self.is_held = False
+        """Whether it has come to a FENCE or a BASE, has told its owner, and waits for `continue_in`."""
         self._idle: Callable[[], None] | None = None
         self._pause_seconds = PAUSE_SECONDS
         self.is_behind = False
@@ -117,16 +119,8 @@ class Follower:
             callback()
 
     def pause(self) -> None:
-        """Apply no further entry until `resume`."""
+        """Apply no further entry until `continue_in`."""
         self._is_paused = True
-
-    def resume(self) -> None:
-        self._is_paused = False
-        self._apply_next()
-
-    def force(self, done: Callable[[None, BaseException | None], None]) -> None:
-        """Fsync everything that was applied, in a worker. To be called when idle and paused or stopped."""
-        self._run(self.applier.force, done)
 
     def close(self) -> None:
         """Fsync what was changed, and close all files, in this thread. To be called when idle and stopped. Raises
@@ -139,7 +133,7 @@ class Follower:
         self._life += 1
         self._read.clear()
         self._reading.clear()
-        self._pause_seconds, self.is_behind, self._is_paused = PAUSE_SECONDS, True, False
+        self._pause_seconds, self.is_behind, self._is_paused, self.is_held = PAUSE_SECONDS, True, False, False
         self._read_from(position.slot + 1)
 
     def _read_from(self, first: int) -> None:
@@ -240,13 +234,13 @@ class Follower:
         if entry is None:
             self._fail(error or InvalidObject("an entry was not applied"))
         elif fence is not None:
-            self._is_paused = True
+            self._is_paused = self.is_held = True
             self._ended(entry.position, fence)
         elif entry.kind == EntryKind.BEGIN:
             self._fail(InvalidObject(f"{entry_key(entry.position)} begins a term in the middle of one"))
         elif entry.kind == EntryKind.BASE:
             # The folder is that of the entry before, until the owner has made it again.
-            self._is_paused = True
+            self._is_paused = self.is_held = True
             self._rebased(entry.position)
         else:
             self.position, self.time_ms = entry.position, entry.time_ms

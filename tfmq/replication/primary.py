@@ -108,7 +108,7 @@ class Primary:
         self._store, self.disk, self.writer, self._settings = store, disk, writer, settings
         self._run, self._clock, self._call_later, self._random_bytes = run, clock, call_later, random_bytes
         self._stalled, self._handed_over = stalled, handed_over
-        self._lease = PrimaryLease(settings.lease_seconds, clock.monotonic())
+        self._lease = PrimaryLease(settings.lease_seconds, writer.stored_at)
         self._snapshotter = Snapshotter(
             store,
             executor,

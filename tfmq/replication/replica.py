@@ -239,6 +239,8 @@ class Replica:
             begun = run_steps(newest_begun(), self._store, lambda: None)
             if begun is None:
                 raise NoReplica("no primary has begun yet")
+            if begun.term.member == member:
+                raise NotAllowed("This server is about to serve as primary: it needs no hand-over.")
             number = begun.term.number
             key, data = handover_key(number), HandOver(member, until_ms).encode()
             for _ in range(HAND_OVER_ATTEMPTS):
@@ -273,7 +275,10 @@ class Replica:
         while self.primary is None:
             try:
                 if position is None:
-                    position, time_ms = yield from self._materialize()
+                    found: Materialized | None = yield from self._materialize()
+                    if found is None:
+                        return
+                    position, time_ms = found.position, found.time_ms
                 else:
                     time_ms = self._state.time_ms
                 position = yield from self._follow(position, time_ms)
@@ -413,6 +418,7 @@ class Replica:
         """Begin the term, and be primary. `time_ms`: the time of the last entry that was applied, if it is known.
         `entry_count`: as for `Primary`."""
         now_ms = max(self._clock.wall_ms(), time_ms)
+        began = self._clock.monotonic()
         yield from self._on_store(begin(term, sealed, now_ms))
         # From here on, STATUS has the new term. The address that is known is that of the primary before.
         self.primary_address = ""
@@ -427,6 +433,7 @@ class Replica:
             self._call_later,
             next_position=Position(term.number, 1),
             time_ms=max(sealed.time_ms, now_ms),
+            stored_at=began,
             heartbeat_seconds=self._settings.heartbeat_seconds,
             deposed=self._deposed,
         )
@@ -480,8 +487,8 @@ class Replica:
 
     # A standby
 
-    def _materialize(self, until: Position | None = None) -> Steps:
-        """Make the folder equal to the newest entry, or to that at `until`. Return its position and time."""
+    def _materialize(self) -> Steps:
+        """Make the folder equal to the newest entry. Return what was found; None if this server is primary now."""
         self._folder_version += 1
         self._become_standby()
         was_primary = self._state.role != "standby"
@@ -498,7 +505,7 @@ class Replica:
             self._state_file.write(self._state)
 
         def work() -> Materialized:
-            start = find_start(self._store, until=until)
+            start = find_start(self._store)
             return materialize(self._store, self._disk, self._folder, self._executor, start, aside=aside, record=record)
 
         while True:
@@ -515,12 +522,12 @@ class Replica:
                     continue
                 # The server that was to store the first snapshot may be gone. It has not served yet.
                 if (yield from self._on_store(newest_begun())) is None and (yield from self._begin_first_term()):
-                    raise Deposed("this server has become primary") from None
+                    return None
         self.trouble = found.damage
         self._materialized_count = found.entry_count
         if found.moved:
             logger.warning("%d files that no primary has continued from were moved to %s", found.moved, aside)
-        return found.position, found.time_ms
+        return found
 
     def _follow(self, position: Position, time_ms: int) -> Steps:
         """Follow from `position`. Return None when this server is primary, or when it has to materialize again."""
@@ -631,7 +638,8 @@ class Replica:
                 raise StoreUnavailable("another server has become primary: the folder is compared again") from None
             self._lease.restart(self._clock.monotonic(), self._draw_jitter())
             yield from self._learn_primary()
-            follower.continue_in(position, follower.time_ms)
+            if not follower.is_held:  # else its owner has been told, and continues it
+                follower.continue_in(position, follower.time_ms)
             return False
         return True
 
