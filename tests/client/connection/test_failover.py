@@ -5,9 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.client.fake_broker import HOLD, LOSE, SWALLOW, FakeBroker, Session
-from tests.client.replicas import ACCEPTS_ONLY, CLOSES, DOWN, SILENT, STANDBY, ReplicaRig, ReplicaSenderRig
+from tests.client.replicas import (
+    ACCEPTS_ONLY,
+    CLOSES,
+    DOWN,
+    SILENT,
+    STANDBY,
+    ReplicaRig,
+    ReplicaSenderRig,
+    ReplicaSession,
+)
 from tfmq.client.connection.addresses import find_address, is_address, parse_servers
-from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.connection import SHORT_CONNECTIONS_MAX, ClientConnection
 from tfmq.errors import NOT_DONE, UNKNOWN, ConnectionFailed, LoginFailed, NotPrimary
 from tfmq.protocol.commands import Hello, Metadata, Ping, Produce
 
@@ -290,6 +299,41 @@ def test_a_primary_in_name_only_is_not_asked_without_pauses() -> None:
     call = rig.link.send_request(Metadata(None), seconds=20)
     rig.advance(21)
     assert call.done and len(rig.dialled) < 3 * 60
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_connections_of_no_use_get_pauses_although_each_brings_an_answer(servers: int) -> None:
+    """A peer that answers one request and closes, or several servers that say that they are primary and refuse."""
+    rig = ReplicaRig(servers=servers)
+    rig.replicas.open_session = lambda address: ReplicaSession(rig.broker, True, "")  # type: ignore[method-assign]
+    rig.broker.plan(Metadata, *[NotPrimary() if servers > 1 else LOSE] * 1000)
+    rig.link.on_ready.append(lambda link: link.send_request(Ping()))
+    rig.link.send_request(Metadata(None), seconds=100)
+    rig.advance(60)
+    assert SHORT_CONNECTIONS_MAX <= len(rig.dialled) < SHORT_CONNECTIONS_MAX + 5 * 60
+    rig.broker.plans.clear()
+    call = rig.link.send_request(Metadata(None), seconds=100)
+    rig.advance(3)
+    assert call.result()
+
+
+def test_a_server_without_an_answer_to_hello_does_not_hide_why_there_is_no_primary() -> None:
+    rig = ReplicaRig(servers=2)
+    rig.replicas.states["a:8367"] = ACCEPTS_ONLY
+    call = rig.link.send_request(Ping(), seconds=5)
+    rig.advance(6)
+    assert isinstance(call.error, NotPrimary) and "standby" in str(call.error)
+
+
+def test_a_program_that_was_stopped_while_it_connects_reads_the_answer() -> None:
+    rig = ReplicaRig(servers=2)
+    rig.replicas.primary = "a:8367"
+    call = rig.link.send_request(Ping(), seconds=100)
+    rig._connect()
+    rig.time += 30
+    rig.link.tick()  # the program goes on, and has not read yet what has arrived meanwhile
+    rig.exchange()
+    assert call.result() and not rig.dialled, "this connection is used"
 
 
 def test_a_wrong_password_at_the_primary_is_reported_although_standbys_answer() -> None:

@@ -174,6 +174,10 @@ DEADLINES_KEPT: Final = 16
 """Number of requests that may stay in the heap of deadlines although they are done. Each keeps its reply."""
 HELLO_TIMEOUT_SECONDS = 10.0
 
+SHORT_CONNECTIONS_MAX: Final = 25
+"""A lost connection is opened again at once, but not after so many in a row that lasted less than BACK_OFF_SECONDS:
+then there are pauses, as if there had been no connection."""
+
 # With several addresses, a client leaves a server that does not answer, because another one may have become primary.
 
 OTHER_SERVER_SECONDS = 2.0
@@ -183,8 +187,8 @@ SILENT_SERVER_SECONDS = 0.25
 """The same for the first SHORT_ATTEMPTS at a server that was left because it was silent; as many further ones take
 twice as long, and so on up to OTHER_SERVER_SECONDS."""
 SHORT_ATTEMPTS = 4
-"""With the pauses between them they take about 3 s: a client leaves a silent server before the lease is over, and has
-to look often at the standbys until one of them serves."""
+"""With the pauses between them they take about 2 s, and so many attempts of twice the time 4 s: a client leaves a
+silent server before the lease is over, and has to look often at the standbys until one of them serves."""
 PING_SECONDS = 1.5
 """A replicated broker that sent nothing for this time, although requests wait, gets a PING ..."""
 SILENCE_SECONDS = 3.0
@@ -285,6 +289,10 @@ class ClientConnection:
         """The index of the server to try next, or in use, and how often all servers were tried without success."""
         self._tried: set[int] = set()
         """The indexes of the servers that were tried in this round."""
+        self._ready_at = 0.0
+        """When the last connection became ready, in monotonic seconds."""
+        self._short_count = 0
+        """How many connections in a row ended within BACK_OFF_SECONDS after that."""
         self._had_standbys = False
         """Whether a standby answered in the last complete round."""
         self._silent: dict[int, int] = {}
@@ -411,7 +419,7 @@ class ClientConnection:
             pending = heapq.heappop(self._deadlines)[2]
             if not pending.done:
                 error: TfmqError = pending.timeout_error(self.server)
-                if self.state in _NOT_CONNECTED and self.last_error is not None:
+                if self.state != READY and self.last_error is not None:
                     error = self.connection_failure(error.outcome)
                 self._fail(pending, error)
         if now >= self._reply_deadline:
@@ -427,6 +435,11 @@ class ClientConnection:
     def _check_server(self, now: float) -> None:
         """Raise ConnectionFailed if the server is late with what it has to do now, or seems to be gone."""
         seconds = self._answer_seconds
+        # If this check itself is late, because this program was stopped, the answer may wait to be read.
+        is_late = now >= self._reply_deadline + (SILENCE_SECONDS / 2 if self.state == READY else seconds)
+        if is_late and self.state != READY:
+            self._reply_deadline = now + seconds
+            return
         if self.state in (ConnectionState.CONNECTING, ConnectionState.GREETING) and self._server_index in self._silent:
             self._silent[self._server_index] += 1
         if self.state == ConnectionState.CONNECTING:
@@ -440,8 +453,6 @@ class ClientConnection:
                 " check that a tfmq broker is there.",
                 outcome=NOT_DONE,
             )
-        # If this check itself is late, because this program was stopped, the answer may wait to be read.
-        is_late = now >= self._reply_deadline + SILENCE_SECONDS / 2
         if self._has_pinged and not self._has_heard and not is_late:
             self._silent[self._server_index] = 0
             raise ConnectionFailed(f"{self.server} has sent nothing for {PING_SECONDS + SILENCE_SECONDS:g} s.")
@@ -527,7 +538,7 @@ class ClientConnection:
         now = self.now()
         for pending in [each for each in self._pending.values() if each.sent and not each.repeat]:
             self._fail(pending, ConnectionFailed(failed.sentence, outcome=UNKNOWN))
-        if was_ready and self._got_response:
+        if was_ready and self._got_response and self._may_reconnect_at_once(now):
             self._begin_round()
             self._rounds, self._trying_since, self._retry_at = 0, None, now
             self._lost_index = self._server_index
@@ -544,6 +555,12 @@ class ClientConnection:
             return  # Some servers have not been tried since the last pause: try the next server at once.
         self._server_index = (self._server_index + 1) % len(self.servers)
         self._end_round(failed, error)
+
+    def _may_reconnect_at_once(self, now: float) -> bool:
+        """Return whether the connection that was just lost was of use, or few before it were of none in a row."""
+        is_short = now - self._ready_at < BACK_OFF_SECONDS
+        self._short_count = self._short_count + 1 if is_short else 0
+        return self._short_count <= SHORT_CONNECTIONS_MAX
 
     def _next_server(self, error: BaseException | None) -> int:
         """Return the index of a server that was not tried in this round: the primary that a standby names, if it may be
@@ -745,7 +762,7 @@ class ClientConnection:
         assert self._greeting is not None
         self.hello, self.limits = self._greeting
         self._login = self._greeting = self._login_refusal = None
-        self.state, self._got_response = READY, False
+        self.state, self._got_response, self._ready_at = READY, False, self.now()
         self.connection_count += 1
         self._has_heard, self._has_pinged = True, False
         is_replicated = "role" in self.hello.properties and len(self.servers) > 1
