@@ -168,6 +168,57 @@ REPLICATION_SERVERS: Final = (
         [f"{BROKERS}::test_a_replaced_primary_does_not_say_that_there_is_nothing_to_do"],
     ),
     Mutant(
+        "a-replaced-primary-answers-what-programs-decide-by",
+        "a server that may be replaced does not say that a transaction is not there",
+        "tfmq/broker/request_handler.py",
+        "    commands.ListSchedules, commands.AwaitChecks,",
+        "    commands.ListSchedules, commands.DescribeTransaction, commands.AwaitChecks,",
+        [f"{BROKERS}::test_a_replaced_primary_does_not_say_that_there_is_nothing_to_do"],
+    ),
+    Mutant(
+        "a-second-stop-does-not-wait-for-the-first",
+        "a server that is told twice to stop completes what it has accepted",
+        "tfmq/server/server.py",
+        "        if is_stopping:\n",
+        "        if False:\n",
+        ["tests/server/test_http.py::test_a_broker_with_a_full_disk_a_stopped_log_or_a_stop_is_live_and_not_ready"],
+    ),
+    Mutant(
+        "a-server-becomes-ready-while-it-stops",
+        "a server that stops does not say that it is ready",
+        "tfmq/server/server.py",
+        "        if self._stopped is not None:\n",
+        "        if False:\n",
+        [
+            "tests/server/test_replication.py"
+            "::test_a_server_that_stops_before_its_recovery_is_stored_does_not_become_ready"
+        ],
+    ),
+    Mutant(
+        "a-first-primary-follows-itself",
+        "a server that takes over a first term which never began serves",
+        _REPLICA,
+        "                    return None\n        self.trouble = found.damage",
+        '                    raise Deposed("another")\n        self.trouble = found.damage',
+        [f"{SIMULATION}::test_a_first_term_whose_claimant_died_before_it_began_is_taken_over"],
+    ),
+    Mutant(
+        "a-standby-reads-the-end-of-a-term-again",
+        "a standby that another one was faster than follows on without a comparison of its folder",
+        _REPLICA,
+        "            if not follower.is_held:",
+        "            if True:",
+        [f"{SIMULATION}::test_each_standby_comes_to_the_end_of_a_term_once"],
+    ),
+    Mutant(
+        "a-server-asks-itself-for-a-hand-over",
+        "a server that becomes primary does not block the hand-overs of its term",
+        _REPLICA,
+        "            if begun.term.member == member:\n",
+        "            if False:\n",
+        [f"{SIMULATION}::test_who_becomes_primary_cannot_ask_itself_for_a_hand_over"],
+    ),
+    Mutant(
         "a-standby-takes-its-end-for-that-of-the-primary",
         "a consumer that has read more elsewhere does not go on at another offset",
         _READS,
