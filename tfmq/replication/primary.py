@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from journal.clock import Clock
 from journal.fsync import WhenStored
-from tfmq.replication.entries import CUT_BYTES, EntryKind, HandOver, Position, handover_key, manifest_key
+from tfmq.replication.entries import CUT_BYTES, EntryKind, HandOver, Position, handover_key, manifest_key, term_key
 from tfmq.replication.entry_writer import RETRY_SECONDS_MAX, EntryWriter
 from tfmq.replication.errors import InvalidObject, ReplicationError, SnapshotLost, StoreUnavailable
 from tfmq.replication.liveness import PrimaryLease
@@ -121,6 +122,10 @@ class Primary:
         self._is_cut_scheduled = False
         self._is_looking = False
         self._is_handed_over = False
+        self._looks_at = clock.monotonic()
+        """When to look for this term in the store again; never while that is under way, or when it was lost."""
+        self._is_lost = False
+        """Whether the store has lost the object of this term, so that what is stored there is of no use to anybody."""
         self._maintenance: Task | None = None
         self._reason = ""
         self._snapshot_from = 0
@@ -202,7 +207,7 @@ class Primary:
         """Whether an entry was stored so recently that no standby can be primary yet, as far as this clock shows: it
         may stand still while a virtual machine is suspended."""
         self._lease.entry_stored(self.writer.stored_at)
-        return not self.is_ended and self._lease.may_serve(self._clock.monotonic())
+        return not self.is_ended and not self._is_lost and self._lease.may_serve(self._clock.monotonic())
 
     def _check(self) -> None:
         if self.is_ended:
@@ -213,6 +218,9 @@ class Primary:
             self._is_looking = True
             read = partial(read_handover, self._store, self.writer.position.term)
             self._run(read, self._handover_was_read)
+        if now >= self._looks_at:
+            self._looks_at = math.inf
+            self._run(partial(self._store.get, term_key(self.writer.position.term)), self._term_was_read)
         if self._maintenance is None:
             steps = self._next_maintenance(now)
             if steps is not None:
@@ -223,16 +231,31 @@ class Primary:
     def _tell_stall(self, now: float) -> None:
         reason = ""
         if self._settings.is_sync:
-            if not self.may_serve():
+            if self._is_lost:
+                reason = self.trouble
+            elif not self.may_serve():
                 reason = f"nothing could be stored in {self._store.name} for {now - self.writer.stored_at:.0f} s"
             elif self.unstored_bytes > BACKLOG_BYTES_MAX:
                 reason = f"{self._store.name} is behind by {self.unstored_bytes} bytes"
             if reason and self.writer.trouble:
-                reason += f": {self.writer.trouble}"
+                reason += f": {self.writer.trouble.rstrip('.')}"
         if bool(reason) != bool(self._reason):
             (logger.error if reason else logger.info)("replication: %s", reason or "requests are accepted again")
             self._stalled(reason)
         self._reason = reason
+
+    def _term_was_read(self, data: bytes | None, error: BaseException | None) -> None:
+        """Notice that the store was emptied, or replaced by an older one, although it takes entries as before."""
+        if data is None and error is None and not self.is_ended:
+            self._is_lost = True
+            self.trouble = (
+                f"{self._store.name} has lost {term_key(self.writer.position.term)}, without which no standby and no"
+                " restore finds what this primary stores: restore the store, or set another replicate.url, and start"
+                " this server again"
+            )
+            logger.error("%s", self.trouble)
+            return
+        self._looks_at = self._clock.monotonic() + self._settings.heartbeat_seconds
 
     def _handover_was_read(self, request: HandOver | None, error: BaseException | None) -> None:
         self._is_looking = False

@@ -38,6 +38,7 @@ from tfmq.replication.entry_writer import EntryWriter
 from tfmq.replication.errors import (
     Deposed,
     InvalidObject,
+    NewerObject,
     NoReplica,
     ReplicationError,
     SnapshotLost,
@@ -54,7 +55,18 @@ from tfmq.replication.primary import Primary, Settings, read_handover
 from tfmq.replication.recording_disk import RecordingDisk
 from tfmq.replication.store import Store
 from tfmq.replication.task import CallLater, Pause, Run, Steps, Task, Wait
-from tfmq.replication.terms import Begun, Sealed, begin, claim, newest_begun, newest_term, next_begun, run_steps, seal
+from tfmq.replication.terms import (
+    Begun,
+    Sealed,
+    begin,
+    claim,
+    has_only_begun,
+    newest_begun,
+    newest_term,
+    next_begun,
+    run_steps,
+    seal,
+)
 from tfmq.replication.terms import Steps as StoreSteps
 
 logger = logging.getLogger("tfmq.replication")
@@ -172,12 +184,25 @@ class Replica:
         StoreUnavailable, OSError."""
         self._state = self._state_file.read(self._random_bytes)
         stored = self._store.get(IDENTITY_KEY)
-        local = read_node(self._disk, self._folder)
-        if stored is not None and local is not None and Identity.decode(stored).node != local:
+        if stored is None:
+            return
+        local, node = read_node(self._disk, self._folder), self._decode_identity(stored).node
+        if local not in (None, node):
             raise InvalidObject(
-                f"{self._store.name} has the replica of another broker (node {Identity.decode(stored).node}), and"
+                f"{self._store.name} has the replica of another broker (node {node}), and"
                 f" {self._folder} is the data folder of node {local}: use another prefix, or an empty data folder"
             )
+
+    def _decode_identity(self, data: bytes) -> Identity:
+        try:
+            return Identity.decode(data)
+        except NewerObject:
+            raise
+        except InvalidObject as error:
+            raise InvalidObject(
+                f"the object {error} in {self._store.name}: restore it from a back-up, or use an empty prefix, where"
+                " the primary then stores its folder"
+            ) from error
 
     def status(self, mode: str) -> dict[str, Any]:
         """Return the map `replication` of the reply to STATUS; docs/protocol.md describes its keys."""
@@ -306,7 +331,7 @@ class Replica:
         state = self._state
         if begun is None:
             newest = yield from self._on_store(newest_term())
-            if newest is None and not self._hindrance() and (yield from self._begin_first_term()):
+            if newest is None and not self._hindrance() and (yield from self._begin_first_term(known=0)):
                 return None
         elif (
             state.role == "primary"
@@ -358,7 +383,9 @@ class Replica:
             )
         return ""
 
-    def _begin_first_term(self) -> Steps:
+    def _begin_first_term(self, known: int) -> Steps:
+        """Become primary with the local folder, as no server has served yet. Return whether that is so. `known`: the
+        highest term that was claimed."""
         node = read_node(self._disk, self._folder) or self._random_bytes(16).hex()
         identity = Identity(node)
         if not (yield from self._repeated(partial(self._store.put_new, IDENTITY_KEY, identity.encode()))):
@@ -366,12 +393,13 @@ class Replica:
             identity = Identity.decode(stored)
             if read_node(self._disk, self._folder) not in (None, identity.node):
                 raise InvalidObject(f"{self._store.name} has become the replica of another broker just now")
-        term = yield from self._on_store(claim(self._state.member, self._address, self._random_bytes(8).hex()))
+        nonce = self._random_bytes(8).hex()
+        term = yield from self._on_store(claim(self._state.member, self._address, nonce, known))
         if term is None:
             return False
         try:
             sealed = yield from self._on_store(seal(term, self._clock.wall_ms()))
-            if sealed.parent is not None:
+            if sealed.parent is not None and not (yield from self._has_only_begun()):
                 return False
             yield partial(self._create, self._disk, identity.node)
             yield from self._serve(term, sealed, needs_base=True)
@@ -379,6 +407,11 @@ class Replica:
             logger.info("another server is the first primary: %s", error)
             return False
         return True
+
+    def _has_only_begun(self) -> Steps:
+        """Return whether terms have begun and ended, and no server has ever served."""
+        begun = yield from self._on_store(newest_begun())
+        return begun is not None and (yield from self._on_store(has_only_begun(begun)))
 
     def _resume_own_term(self, state: LocalState) -> Steps:
         """Go on as primary with the local folder, which may have more than the store. Return whether that is so."""
@@ -520,8 +553,10 @@ class Replica:
                 yield Pause(PAUSE_SECONDS_MAX)
                 if hindrance:
                     continue
+                newest = yield from self._on_store(newest_term())
                 # The server that was to store the first snapshot may be gone. It has not served yet.
-                if (yield from self._on_store(newest_begun())) is None and (yield from self._begin_first_term()):
+                is_free = (yield from self._on_store(newest_begun())) is None or (yield from self._has_only_begun())
+                if is_free and (yield from self._begin_first_term(0 if newest is None else newest.number)):
                     return None
         self.trouble = found.damage
         self._materialized_count = found.entry_count

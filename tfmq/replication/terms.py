@@ -150,14 +150,31 @@ def next_begun(number: int) -> Steps[Begun | None]:
     return begun if begun is not None and begun.term.number >= number else None
 
 
-def claim(member: str, address: str, nonce: str) -> Steps[Term | None]:
+def has_only_begun(begun: Begun) -> Steps[bool]:
+    """Return whether the term has ended, and neither it nor any before it has an entry after its BEGIN.
+
+    Then no server has ever served, because the first entry that counts is that of the first primary's folder.
+    """
+    data = yield from _get(entry_key(Position(begun.term.number, 1)))
+    if data is None or decode_entry(data, Position(begun.term.number, 1)).kind != EntryKind.FENCE:
+        return False
+    first = begun.begin
+    while first is not None and first.parent is not None and first.parent.slot == 0:
+        first = yield from _begin_of(first.parent.term)
+    return first is not None and first.parent is None
+
+
+def claim(member: str, address: str, nonce: str, known: int | None = None) -> Steps[Term | None]:
     """Claim the next term. Return it; None if another claimant has got it, who is to be given the time to begin it.
 
+    `known`: the highest number that the caller has decided by, 0 for none. If there is a higher one, return None.
     `nonce` must be random, and new for each call: two servers with copies of one folder have the same `member`.
     Raises InvalidObject and NewerObject if the newest term cannot be read.
     """
     newest = yield from newest_term()
     number = newest.number + 1 if newest is not None else 1
+    if known is not None and number > known + 1:
+        return None
     if number > NUMBER_MAX:
         raise InvalidObject(f"{term_key(number - 1)} has the highest number: no term can follow")
     term = Term(number, member, address, nonce)
