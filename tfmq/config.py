@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tfmq.databases import url_without_passwords
 from tfmq.errors import BadRequest, ConfigError
 from tfmq.limits import BLOCK_BYTES, HEADER_BYTES, effective_limits, is_valid_name
 from tfmq.settings_table import (
@@ -416,8 +417,12 @@ def config_rows(config: Config) -> list[tuple[str, Any, str]]:
     return found
 
 
+def _shown(value: Any) -> Any:
+    return url_without_passwords(value) if isinstance(value, str) and "://" in value else value
+
+
 def describe(config: Config) -> str:
-    """Return the configuration as a text table: key, value and origin in each line."""
-    table = [(key, json.dumps(value), origin) for key, value, origin in config_rows(config)]
+    """Return the configuration as a text table: key, value and origin in each line. Passwords in URLs are masked."""
+    table = [(key, json.dumps(_shown(value)), origin) for key, value, origin in config_rows(config)]
     widths = [max(len(row[column]) for row in table) for column in (0, 1)]
     return "\n".join(f"{key:{widths[0]}}  {value:{widths[1]}}  {origin}" for key, value, origin in table)

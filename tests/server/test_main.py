@@ -113,6 +113,14 @@ def test_unknown_options_are_wrong_usage() -> None:
     assert "--no-such-option" in err
 
 
+def test_check_config_shows_no_password_and_refuses_what_a_start_refuses() -> None:
+    url = "postgresql+psycopg://ann:secret-of-ann@127.0.0.1:1/tfmq"
+    code, out, err = Process("--check-config", "--set", f"replicate.url={url}").finish()
+    assert code == 0 and "ann:***@127.0.0.1:1/tfmq" in out and "secret-of-ann" not in out + err
+    code, out, err = Process("--check-config", "--set", "replicate.url=file:///no/such/folder").finish()
+    assert code == 2 and out == "" and "replicate.url: The store file:///no/such/folder is no folder" in err
+
+
 def test_check_config_prints_every_value_and_where_it_is_from(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text("[flush]\nmessages = 7\n")

@@ -18,8 +18,10 @@ from tests.reactor import play
 from tests.server.fakes import FakeReactor
 from tests.server.wire import Wire, running
 from tfmq.config import load
+from tfmq.errors import ConfigError, NotAllowed
 from tfmq.replication.entries import Position
 from tfmq.replication.entry_writer import EntryWriter
+from tfmq.replication.local_state import LocalState, LocalStateFile
 from tfmq.server.reactor import Turn, TurnReactor
 from tfmq.server.replication import LostStore, Replication
 from tfmq.server.server import Server
@@ -85,6 +87,44 @@ def test_a_server_that_stops_before_its_recovery_is_stored_does_not_become_ready
         assert not ready
 
     play(story, kind=TurnReactor)
+
+
+def opened(data: Path, url: str, reactor: Any) -> Replication:
+    config = load(flags={"server.data": str(data), "replicate.url": url})
+    server: Any = SimpleNamespace(close_connections=None)
+    replication = Replication(config, reactor, RealDisk(), SystemClock(), os.urandom, server, Turn(reactor))
+    replication.open("localhost:1")
+    return replication
+
+
+def test_a_store_that_was_used_and_is_away_is_not_taken_for_a_misspelled_one(reactor: Any, tmp_path: Path) -> None:
+    """A supervisor starts a server again that ends with exit code 1, and none that ends with 2."""
+    store = tmp_path / "store"
+    data = tmp_path / "data"
+    with pytest.raises(ConfigError, match="is no folder"):
+        opened(data, f"file://{store}", reactor)
+    LocalStateFile(RealDisk(), str(data)).write(LocalState("m", "standby", store=f"file://{store}"))
+    with pytest.raises(NotAllowed, match=r"is no folder .*Start again later\.$"):
+        opened(data, f"file://{store}", reactor)
+    with pytest.raises(ConfigError, match="is no folder"):
+        opened(data, f"file://{store}2", reactor)
+
+
+@pytest.mark.parametrize(("data", "store"), [("one", "one"), ("one", "one/store"), ("store/one", "store")])
+def test_store_and_data_folder_are_not_inside_of_each_other(
+    reactor: Any, tmp_path: Path, data: str, store: str
+) -> None:
+    for each in (data, store):
+        (tmp_path / each).mkdir(parents=True, exist_ok=True)
+    with pytest.raises(ConfigError, match="have files of each other: name two folders"):
+        opened(tmp_path / data, f"file://{tmp_path / store}", reactor)
+    assert not list(tmp_path.rglob("probe")), "nothing was written"
+
+
+def test_a_damaged_identity_of_a_store_is_named_with_what_to_do(reactor: Any, tmp_path: Path) -> None:
+    (tmp_path / "replica").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"the object replica cannot be read: .* restore it from a back-up, or use"):
+        opened(tmp_path.parent / f"{tmp_path.name}-data", f"file://{tmp_path}", reactor)
 
 
 def test_without_its_store_a_primary_closes_its_connections_after_each_lease() -> None:

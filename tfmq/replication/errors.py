@@ -18,6 +18,17 @@ class StoreRefused(ReplicationError):
     """The store refuses: wrong credentials, no bucket, no rights, no conditional puts. An operator has to act."""
 
 
+class StoreMissing(StoreRefused):
+    """The folder of the store is not there: it has another name, or its file system is not mounted.
+
+    `store`: the name of the store.
+    """
+
+    def __init__(self, store: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.store = store
+
+
 class InvalidObject(ReplicationError):
     """An object of the store is damaged, forged, of a newer format, or missing although others refer to it."""
 

@@ -21,10 +21,12 @@ from tfmq.data_dir import META_NAME
 from tfmq.errors import ConfigError, NotAllowed
 from tfmq.protocol.commands import ACKS_REPLICATED, ACKS_SYNCED, ROLE_PRIMARY
 from tfmq.replication.entry_writer import WINDOW
-from tfmq.replication.errors import Deposed, InvalidObject, StoreRefused, StoreUnavailable
+from tfmq.replication.errors import Deposed, InvalidObject, StoreMissing, StoreRefused, StoreUnavailable
+from tfmq.replication.local_state import LocalStateFile
 from tfmq.replication.primary import Primary, Settings, StoredJobs
 from tfmq.replication.recording_disk import unwrap
 from tfmq.replication.replica import Replica
+from tfmq.replication.stores.file_store import FileStore
 from tfmq.replication.stores.open_store import open_store, probe
 from tfmq.server.reactor import CHUNK_THREAD, Turn, WorkerThreads
 from tfmq.server.standby_handler import StandbyHandler
@@ -131,16 +133,24 @@ class Replication:
         lock = self._disk.lock(join(self._folder, LOCK_NAME))
         try:
             self.store = open_store(settings.url)
+            if isinstance(self.store, FileStore) and are_nested(self.store.folder, self._folder):
+                raise StoreRefused(f"{self._folder} and {self.store.name} have files of each other: name two folders")
             probe(self.store)
             self._replica = self._create_replica(address, lock)
             self._replica.check_identity()
-        except StoreUnavailable as error:
+        except (StoreUnavailable, StoreRefused, InvalidObject) as error:
             lock.release()
-            reason = str(error).rstrip(".")
-            raise NotAllowed(f"The store of replicate.url cannot be used now: {reason}. Start again later.") from None
-        except (StoreRefused, InvalidObject) as error:
-            lock.release()
+            # A store that this server has used is not misspelled, but away, as a share that is not mounted.
+            is_away = isinstance(error, StoreMissing) and error.store == self._last_store()
+            if isinstance(error, StoreUnavailable) or is_away:
+                reason = str(error).rstrip(".")
+                raise NotAllowed(
+                    f"The store of replicate.url cannot be used now: {reason}. Start again later."
+                ) from None
             raise ConfigError(f"replicate.url: {str(error).rstrip('.')}.", key="replicate.url") from None
+
+    def _last_store(self) -> str:
+        return LocalStateFile(self._disk, self._folder).read(self._randomness).store
 
     def _create_replica(self, address: str, lock: Lock) -> Replica:
         settings = self._config.replicate
@@ -317,3 +327,9 @@ class Replication:
             disk.force_folder(self._folder)
         if not disk.list(meta):
             write_version(disk, meta, node)
+
+
+def are_nested(one: str, other: str) -> bool:
+    """Return whether two folders are the same, or one is inside of the other."""
+    found = [os.path.realpath(each) for each in (one, other)]
+    return os.path.commonpath(found) in found

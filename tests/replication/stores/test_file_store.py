@@ -15,8 +15,11 @@ from typing import Any, NoReturn
 
 import pytest
 
+from journal.disk import RealDisk
 from tests.e2e.small_disk import BALLAST_BYTES, empty, fill, small_disk
 from tests.paths import ROOT
+from tfmq.broker.catalog import write_version
+from tfmq.data_dir import META_NAME
 from tfmq.replication.errors import StoreRefused, StoreUnavailable
 from tfmq.replication.stores import file_store
 from tfmq.replication.stores.file_store import LEFTOVER_SECONDS, TEMPORARY, FileStore
@@ -218,7 +221,7 @@ def test_a_folder_that_was_removed_is_refused_instead_of_looking_empty(store: Fi
         ("file:///etc/passwd", r"is no folder \(Not a directory\): mount the file system, or create the folder\.$"),
         ("file://host/objects", "is no URL of a folder: write file:///FOLDER, with three slashes"),
         ("file:objects", "'file:objects' is no URL of a store: write s3://BUCKET/PREFIX, .*file:///FOLDER"),
-        ("file:///a?b=c", "is no URL of a folder"),
+        ("file:///a?b=c", "has options, which a folder has not: in its name write %3F"),
         ("file:///", "names the root of the file system: write file:///FOLDER"),
         ("file:////./", "names the root of the file system"),
         ("", "is no URL of a store"),
@@ -227,6 +230,14 @@ def test_a_folder_that_was_removed_is_refused_instead_of_looking_empty(store: Fi
 def test_a_url_without_a_folder_is_refused(url: str, sentence: str) -> None:
     with pytest.raises(StoreRefused, match=sentence):
         open_store(url)
+
+
+def test_the_data_folder_of_a_broker_is_no_store(tmp_path: Path) -> None:
+    meta = f"{tmp_path}/{META_NAME}"
+    RealDisk().make_folder(meta)
+    write_version(RealDisk(), meta, "node")
+    with pytest.raises(StoreRefused, match="is the data folder of a broker: name a folder that has only the store"):
+        open_store(f"file://{tmp_path}")
 
 
 def test_a_folder_with_a_space_in_its_name(tmp_path: Path) -> None:

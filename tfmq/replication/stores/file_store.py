@@ -20,8 +20,9 @@ from contextlib import contextmanager, suppress
 from typing import IO, Final, NamedTuple
 
 from journal.disk import FILE_MODE, FOLDER_MODE
+from tfmq.data_dir import META_NAME, VERSION_NAME
 from tfmq.databases import PERMANENT_ERRNOS
-from tfmq.replication.errors import InvalidObject, ReplicationError, StoreRefused, StoreUnavailable
+from tfmq.replication.errors import InvalidObject, ReplicationError, StoreMissing, StoreRefused, StoreUnavailable
 from tfmq.replication.store import OBJECT_BYTES_MAX, StoredObject, check_key, check_size
 
 TEMPORARY: Final = ".temporary"
@@ -54,17 +55,22 @@ class FileStore:
     """
 
     def __init__(self, folder: str) -> None:
-        """Raises StoreRefused if the folder is missing or may not be used."""
+        """Raises StoreRefused if the folder is missing, may not be used, or is the data folder of a broker."""
+        self.folder = folder
         self._shown = f"file://{folder}"
         try:
             self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise StoreRefused(
-                f"The store {self.name} is no folder ({error.strerror}): mount the file system, or create the folder."
+            raise StoreMissing(
+                self.name,
+                f"The store {self.name} is no folder ({error.strerror}): mount the file system, or create the folder.",
             ) from None
         except OSError as error:
             raise self._to_store_error(error) from error
         self._is_open = True
+        if self._exists(f"{META_NAME}/{VERSION_NAME}"):
+            self.close()
+            raise StoreRefused(f"{folder} is the data folder of a broker: name a folder that has only the store.")
         self._writer = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -262,7 +268,7 @@ class FileStore:
     def _check_root(self) -> None:
         """Raise StoreRefused if the folder was removed: then no object would ever be found."""
         if os.fstat(self._root).st_nlink == 0:
-            raise StoreRefused(f"The folder of the store {self.name} was removed: restore it, and restart the server.")
+            raise StoreRefused(f"The folder of the store {self.name} was removed: restore it, and restart the server")
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:

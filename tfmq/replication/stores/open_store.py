@@ -49,7 +49,9 @@ def open_store(url: str, *, must_exist: bool = False) -> Store:
 def _folder(url: str) -> str:
     """Return the path in a file URL. Raises StoreRefused."""
     parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment or "\0" in parts.path:
+    if parts.query or parts.fragment:
+        raise StoreRefused(f"{url!r} has options, which a folder has not: in its name write %3F for ? and %23 for #.")
+    if parts.netloc not in ("", "localhost") or not parts.path or "\0" in parts.path:
         raise StoreRefused(f"{url!r} is no URL of a folder: write file:///FOLDER, with three slashes.")
     folder = unquote(parts.path)
     if not os.path.normpath(folder).strip("/"):  # the name of the folder may be an empty variable of a script
