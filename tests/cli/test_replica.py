@@ -67,7 +67,7 @@ def test_the_newest_state_and_one_of_a_moment(offline: Cli, primary: Primary, ur
     data = tmp_path / "newest"
     ran = offline("replica", "restore", url, str(data))
     assert (ran.code, ran.out) == (0, b"")
-    assert f"{data} is as it was at " in ran.err and "2.0 KiB downloaded" in ran.err
+    assert f"{data} is as it was at " in ran.err and "snapshot: 2.0 KiB downloaded; 2 entries applied" in ran.err
     assert tree(data) == primary.trees[primary.position]
     for time_ms, slot in ((NOON_MS + 10_500, 1), (NOON_MS + 20_000, 2), (NOON_MS + 29_999, 2), (NOON_MS + 30_000, 3)):
         data = tmp_path / str(time_ms)
@@ -91,6 +91,7 @@ def test_a_moment_outside_of_the_history_is_told_what_is_there(offline: Cli, url
 
 
 def test_a_folder_that_has_anything_is_left_alone(offline: Cli, url: str, tmp_path: Path) -> None:
+    assert (ran := offline("replica", "restore", url, "")).code == 2 and "DATA is empty" in ran.err
     data = tmp_path / "data"
     data.write_bytes(b"")
     assert "is no folder" in offline("replica", "restore", url, str(data)).err

@@ -65,6 +65,8 @@ def restore(url: str, data: str, at: datetime | None, output: Output) -> None:
     servers may be running; nothing in the store is changed. Start the restored folder as a server of its own, without
     replicate.url or with another one.
     """
+    if not data:
+        raise click.UsageError("DATA is empty: name the folder that is to be made.")
     at_ms = None if at is None else round(at.timestamp() * 1000)
     disk = RealDisk()
     with opened(url) as store, explained():
@@ -80,13 +82,15 @@ def restore(url: str, data: str, at: datetime | None, output: Output) -> None:
         "at": iso_text(found.time_ms),
         "kept_bytes": found.kept_bytes,
         "downloaded_bytes": found.downloaded_bytes,
+        "entries": found.entry_count,
         "damage": found.damage or None,
     }
     if found.damage:
         output.info(f"a newer snapshot could not be used, an earlier one was: {found.damage}")
     kept = f", {size_text(found.kept_bytes)} were there" if found.kept_bytes else ""
-    downloaded = f"{size_text(found.downloaded_bytes)} downloaded{kept}"
-    output.report(row, f"{data} is as it was at {time_text(found.time_ms, exact=True)}; {downloaded}")
+    downloaded = f"snapshot: {size_text(found.downloaded_bytes)} downloaded{kept}"
+    applied = f"{with_noun(found.entry_count, 'entry', 'entries')} applied"
+    output.report(row, f"{data} is as it was at {time_text(found.time_ms, exact=True)}; {downloaded}; {applied}")
 
 
 @replica.command(
@@ -153,8 +157,8 @@ def _range_text(lost: Range) -> str:
 def snapshot(url: str, output: Output) -> None:
     """Store a snapshot of the newest state at URL, so that a new standby or a restore needs fewer entries.
 
-    Standbys do that by themselves. The command makes the folder in a temporary one ($TMPDIR), which needs room for it,
-    and uploads what has changed since the last snapshot. The servers may be running.
+    The primary does that by itself, now and then. The command makes the folder in a temporary one ($TMPDIR), which
+    needs room for it, and uploads what has changed since the last snapshot. The servers may be running.
     """
     disk = RealDisk()
     with (

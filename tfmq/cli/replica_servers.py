@@ -110,7 +110,7 @@ def promote(output: Output, timeout: float) -> None:
     """Let the standby at --servers become primary, and wait until it is.
 
     The present primary completes what it has accepted, stores it, and hands over: clients wait for about a second. If
-    the present primary is gone, the standby becomes primary as soon as its lease has ended.
+    the present primary is gone, a standby becomes primary as soon as the lease has ended: this one, or a faster one.
     """
     addresses = server_addresses(output)
     if len(addresses) != 1:

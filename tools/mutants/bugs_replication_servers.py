@@ -6,6 +6,7 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
+_SERVER: Final = "tests/server/test_replication.py"
 SIMULATION: Final = "tests/replication/test_simulation.py"
 STARTUP: Final = "tests/broker/test_startup.py"
 WRITER: Final = "tests/replication/test_entry_writer.py"
@@ -200,7 +201,23 @@ REPLICATION_SERVERS: Final = (
         _REPLICA,
         "                    return None\n        self.trouble = found.damage",
         '                    raise Deposed("another")\n        self.trouble = found.damage',
-        [f"{SIMULATION}::test_a_first_term_whose_claimant_died_before_it_began_is_taken_over"],
+        [f"{SIMULATION}::test_a_first_term_whose_claimant_died_before_it_served_is_taken_over"],
+    ),
+    Mutant(
+        "a-first-term-without-anything-is-waited-for",
+        "a first term that was ended before its primary served is taken over",
+        "tfmq/replication/terms.py",
+        "    return first is not None and first.parent is None\n",
+        "    return False\n",
+        [f"{SIMULATION}::test_a_first_term_whose_claimant_died_before_it_served_is_taken_over"],
+    ),
+    Mutant(
+        "first-primaries-end-each-other-s-terms",
+        "of servers that are started together one becomes primary soon",
+        "tfmq/replication/terms.py",
+        "    if known is not None and number > known + 1:\n        return None\n",
+        "",
+        [f"{SIMULATION}::test_of_servers_that_are_started_together_one_becomes_primary_soon"],
     ),
     Mutant(
         "a-standby-reads-the-end-of-a-term-again",
@@ -209,6 +226,54 @@ REPLICATION_SERVERS: Final = (
         "            if not follower.is_held:",
         "            if True:",
         [f"{SIMULATION}::test_each_standby_comes_to_the_end_of_a_term_once"],
+    ),
+    Mutant(
+        "an-emptied-store-is-not-noticed",
+        "a primary whose store was emptied says so, and refuses",
+        _PRIMARY,
+        "        if data is None and error is None and not self.is_ended:\n",
+        "        if False:\n",
+        [f"{SIMULATION}::test_a_primary_whose_store_is_emptied_under_it_says_so_and_refuses"],
+    ),
+    Mutant(
+        "a-primary-without-its-term-acknowledges",
+        "a primary whose store was emptied says so, and refuses",
+        _PRIMARY,
+        "            if self._is_lost:\n                reason = self.trouble\n            elif",
+        "            if",
+        [f"{SIMULATION}::test_a_primary_whose_store_is_emptied_under_it_says_so_and_refuses"],
+    ),
+    Mutant(
+        "a-store-that-is-away-ends-a-server-for-good",
+        "a server that starts again while its store is away for a moment is started again",
+        "tfmq/server/replication.py",
+        "            if isinstance(error, StoreUnavailable) or is_away:\n",
+        "            if isinstance(error, StoreUnavailable):\n",
+        [f"{_SERVER}::test_a_store_that_was_used_and_is_away_is_not_taken_for_a_misspelled_one"],
+    ),
+    Mutant(
+        "a-store-in-the-data-folder",
+        "a store that is a data folder, in one, or around one is refused",
+        "tfmq/server/replication.py",
+        "if isinstance(self.store, FileStore) and are_nested(",
+        "if isinstance(self.store, FileStore) and not are_nested(",
+        [f"{_SERVER}::test_store_and_data_folder_are_not_inside_of_each_other"],
+    ),
+    Mutant(
+        "a-data-folder-is-taken-for-a-store",
+        "a store that is a data folder, in one, or around one is refused",
+        "tfmq/replication/stores/file_store.py",
+        '        if self._exists(f"{META_NAME}/{VERSION_NAME}"):\n',
+        "        if False:\n",
+        ["tests/replication/stores/test_file_store.py::test_the_data_folder_of_a_broker_is_no_store"],
+    ),
+    Mutant(
+        "check-config-prints-passwords",
+        "`tfmq-server --check-config` prints no password of a URL",
+        "tfmq/config.py",
+        "json.dumps(_shown(value))",
+        "json.dumps(value)",
+        ["tests/server/test_main.py::test_check_config_shows_no_password_and_refuses_what_a_start_refuses"],
     ),
     Mutant(
         "a-server-asks-itself-for-a-hand-over",
@@ -398,8 +463,8 @@ REPLICATION_SERVERS: Final = (
         "a-primary-without-its-store-accepts-for-ever",
         "a sync primary refuses requests after half a lease without its store",
         _PRIMARY,
-        "            if not self.may_serve():\n",
-        "            if False:\n",
+        "            elif not self.may_serve():\n",
+        "            elif False:\n",
         [f"{SIMULATION}::test_a_primary_without_its_store_refuses_after_half_a_lease_and_serves_again"],
     ),
     Mutant(
