@@ -112,6 +112,19 @@ def test_a_folder_that_has_anything_is_left_alone(offline: Cli, url: str, tmp_pa
     assert offline("replica", "restore", url, str(data)).code == 0
 
 
+def test_ctrl_c_says_that_the_same_command_goes_on(
+    offline: Cli, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tfmq.cli.replica.materialize", interrupted)
+        ran = offline("replica", "restore", url, str(tmp_path / "data"))
+    assert ran.code == 130 and "is incomplete: repeat the command, and it goes on" in ran.err
+    assert offline("replica", "restore", url, str(tmp_path / "data")).code == 0
+
+
 def test_an_interrupted_restore_is_completed(offline: Cli, primary: Primary, url: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()

@@ -13,6 +13,7 @@ import pytest
 
 from journal.disk import RealDisk
 from journal.errors import Full
+from journal.filenames import LOG_CHECKPOINT_NAME
 from journal.testing import SimulatedDisk, crash_states
 from tests.replication.objects import (
     DATA,
@@ -343,7 +344,8 @@ def test_what_only_went_on_is_not_kept_a_second_time() -> None:
     disk = empty_disk()
     materialized(primary.store, disk, until=primary.position)
     primary.write_file("orders-0/segment", b"more", 15_004)
-    # No snapshot has the present segment, so it is moved aside at first.
+    # No snapshot has the present segment, so it is moved aside at first. The checkpoint of a log says how far that is.
+    disk.write_file(f"{DATA}/orders-0/{LOG_CHECKPOINT_NAME}", b"how far its fsyncs were")
     found = materialized(primary.store, disk, aside=ASIDE)
     assert read_tree(disk) == primary.trees[primary.position]
     assert found.moved == 0 and not disk.exists(ASIDE)
@@ -354,12 +356,14 @@ def test_what_the_folder_had_otherwise_is_moved_aside() -> None:
     disk = empty_disk()
     materialized(primary.store, disk, until=Position(1, 6))
     before = local_changes(disk)
+    disk.write_file(f"{DATA}/orders-0/{LOG_CHECKPOINT_NAME}", b"of the segment that is kept")
     found = materialized(primary.store, disk, aside=ASIDE)
     assert read_tree(disk) == primary.trees[primary.position]
     aside = read_tree(disk, ASIDE)
     assert aside["orders-0/segment"] == before["orders-0/segment"]
     assert aside["mine/deep/file"] == b"mine too"
-    assert found.moved == 2
+    assert aside[f"orders-0/{LOG_CHECKPOINT_NAME}"] == b"of the segment that is kept"
+    assert found.moved == 3
     assert disk.read_file(f"{DATA}/replica/state") == disk.read_file(f"{DATA}/lock") == b"local"
     assert not disk.closed_unforced
     crashed = disk.crash(keep="nothing")

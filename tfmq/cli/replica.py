@@ -266,9 +266,12 @@ def explained() -> Iterator[None]:
 
 @contextmanager
 def goes_on_when_repeated(data: str) -> Iterator[None]:
-    """Context that adds to an error that the same command completes what it has begun."""
+    """Context that adds to an error, or to Ctrl-C, that the same command completes what it has begun."""
     try:
         yield
+    except KeyboardInterrupt:
+        click.echo(f"tfmq: {data} is incomplete: repeat the command, and it goes on", err=True)
+        raise
     except (Full, StoreUnavailable) as error:
         sentence = str(error).rstrip(".")
         raise click.ClickException(f"{sentence}. {data} is incomplete: repeat the command, and it goes on") from error

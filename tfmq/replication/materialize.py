@@ -17,7 +17,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from journal.disk import Bytes, Disk, File, create_anew, read_file, write_all
-from journal.filenames import join
+from journal.filenames import LOG_CHECKPOINT_NAME, join
 from tfmq.replication.ahead import call_ahead
 from tfmq.replication.chain import Chain, read_chain, read_entries, read_manifest
 from tfmq.replication.entries import Entry, EntryKind, Position, entry_key, manifest_key
@@ -285,12 +285,16 @@ class _Materializing:
 
     def drop_common(self, aside: str) -> None:
         """Remove the files of `aside` with whose bytes the files of the folder begin, as those of logs do that only
-        went on. Not forced: what a power cut brings back takes space and nothing else."""
+        went on, and the checkpoints of logs of which nothing else is left. Not forced: what a power cut brings back
+        takes space and nothing else."""
         if not self._disk.exists(aside):
             return
         moved = FolderSource(self._disk, aside)
+        left = [file.path for file in moved.files if not self._begins_with(moved, file)]
+        logs = {path.rpartition("/")[0] for path in left if not path.endswith(f"/{LOG_CHECKPOINT_NAME}")}
+        kept = {path for path in left if path.rpartition("/")[0] in logs}
         for file in list(moved.files):
-            if self._begins_with(moved, file):
+            if file.path not in kept:
                 self._disk.unlink(join(aside, file.path))
                 self.moved -= 1
         for folder in reversed(["", *moved.folders]):

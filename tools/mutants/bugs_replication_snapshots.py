@@ -23,6 +23,14 @@ REPLICATION_SNAPSHOTS: Final = (
         ["tests/replication/test_materialize.py"],
     ),
     Mutant(
+        "a-checkpoint-is-kept-without-its-log",
+        "the folder of a primary that lost its term keeps nothing of logs that its successor has",
+        "tfmq/replication/materialize.py",
+        '        kept = {path for path in left if path.rpartition("/")[0] in logs}\n',
+        "        kept = set(left)\n",
+        ["tests/replication/test_materialize.py::test_what_only_went_on_is_not_kept_a_second_time"],
+    ),
+    Mutant(
         "a-file-that-differs-is-dropped",
         "what only a deposed primary has is kept",
         "tfmq/replication/materialize.py",
