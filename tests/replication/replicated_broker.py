@@ -27,7 +27,7 @@ from tests.replication.cluster import (
 )
 from tests.replication.objects import read_tree
 from tfmq.broker.data_repair import verify_data
-from tfmq.broker.request_handler import RequestHandler, refuse_changes
+from tfmq.broker.request_handler import RequestHandler, refuse_when_behind
 from tfmq.config import Config, load
 from tfmq.errors import NOT_DONE
 from tfmq.protocol import commands
@@ -160,7 +160,7 @@ class ReplicatedBroker:
             replicas=StoredJobs(primary, server.run_job),
         )
         self.engine.broker.may_be_behind = lambda: not primary.may_serve()
-        self._handle = refuse_changes(self.engine.handle, self.engine.broker)
+        self._handle = refuse_when_behind(self.engine.handle, self.engine.broker)
 
         def start() -> None:
             self.engine.start()

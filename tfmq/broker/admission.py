@@ -13,7 +13,6 @@ from typing import Any, Final
 from tfmq.broker.reply import Reply, Run, Session, client_error
 from tfmq.errors import Busy
 
-NO_WRITES: Final = "The broker accepts no writes for now: {reason}. Wait a little and try again."
 QUEUED_JOBS_MAX: Final = 100_000
 """Maximum number of queued jobs, because of their memory: a few hundred bytes each, until the job has run."""
 
@@ -103,7 +102,7 @@ class Backpressure:
         limit of bytes has one exception: while no bytes are pending, a request of any size is accepted.
         """
         if self.refusal:
-            raise Busy(NO_WRITES.format(reason=self.refusal))
+            raise Busy(f"The broker accepts no writes for now: {self.refusal}. Wait a little and try again.")
         if self.pending_requests >= self.pending_requests_max or (
             self.pending_bytes and self.pending_bytes + size_bytes > self.pending_bytes_max
         ):

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 from journal.clock import Clock
 from journal.disk import Disk
 from journal.linux_aio import StartFsync
-from tfmq.broker.admission import NO_WRITES
 from tfmq.broker.broker import Broker
 from tfmq.broker.log_offsets import locate
 from tfmq.broker.reply import STOPPING, Body, Buffers, Pause, Randomness, Reply, Run, Session, client_error
@@ -30,9 +29,8 @@ Handle = Callable[[Any, Body, Reply, Any], None]
 NO_STANDBY: Final = (
     "This server is not a standby, so it cannot be promoted: it is the primary, or it has no replicas (replicate.url)."
 )
-REPLACED: Final = (
-    "This server has stored nothing for a while, so another one may be primary and know more. Wait a little and try"
-    " again."
+MAY_BE_BEHIND: Final = (
+    "Another server may be primary and know more than this one: {reason}. Wait a little and try again."
 )
 RESULT_CHARACTERS_MAX: Final = 1000
 """A longer result is cut off after this number of characters in the log."""
@@ -49,8 +47,9 @@ messages. A transaction that is not there may be prepared at the next primary.
 """
 
 
-def refuse_changes(handle: Handle, broker: Broker) -> Handle:
-    """Return `handle` for a broker whose answers wait for a store: with Busy for changes while it may be behind.
+def refuse_when_behind(handle: Handle, broker: Broker) -> Handle:
+    """Return `handle` for a broker whose answers wait for a store: while it may be behind another one, with Busy for
+    all requests that are not in SERVED_WHEN_BEHIND.
 
     Most changes would wait for the store. But one that finds nothing to do is answered at once, such as the deletion of
     a topic that is not there, and another primary may have that topic by now.
@@ -60,8 +59,8 @@ def refuse_changes(handle: Handle, broker: Broker) -> Handle:
         if type(request) in SERVED_WHEN_BEHIND or not broker.may_be_behind():
             handle(request, body, reply, session)
             return
-        why = broker.backpressure.refusal
-        reply.error(Busy(NO_WRITES.format(reason=why) if why else REPLACED))
+        reason = broker.backpressure.refusal or "it has stored nothing for a while"
+        reply.error(Busy(MAY_BE_BEHIND.format(reason=reason)))
 
     return checked
 

@@ -21,7 +21,7 @@ from journal.buffers import Pool
 from journal.clock import Clock
 from journal.disk import Disk
 from tfmq import limits
-from tfmq.broker.request_handler import Handle, RequestHandler, refuse_changes
+from tfmq.broker.request_handler import Handle, RequestHandler, refuse_when_behind
 from tfmq.config import Config, split_address
 from tfmq.errors import BadFrame, Busy, ConfigError, NotAllowed, TfmqError
 from tfmq.protocol import commands, frames
@@ -504,7 +504,7 @@ class Server:
         self._broker.may_be_behind = lambda: not primary.may_serve()
         self._handle = self._request_handler.handle
         if replication.is_sync:
-            self._handle = refuse_changes(self._handle, self._broker)
+            self._handle = refuse_when_behind(self._handle, self._broker)
         if self.access is not None:
             self.access = access_control(self.config, self._handle, self._broker, self._clock, self._randomness)
             assert self.access is not None
