@@ -35,8 +35,8 @@ REPLICATION_CLIENTS: Final = (
         "connections-of-no-use-get-no-pauses",
         "a peer that answers and closes again and again is not connected to without pauses",
         CONNECTION,
-        "        return self._short_count <= SHORT_CONNECTIONS_MAX\n",
-        "        return True\n",
+        "self._got_response and self._short_count <= SHORT_CONNECTIONS_MAX:",
+        "self._got_response:",
         [f"{FAILOVER}::test_connections_of_no_use_get_pauses_although_each_brings_an_answer"],
     ),
     Mutant(

@@ -175,8 +175,8 @@ DEADLINES_KEPT: Final = 16
 HELLO_TIMEOUT_SECONDS = 10.0
 
 SHORT_CONNECTIONS_MAX: Final = 25
-"""A lost connection is opened again at once, but not after so many in a row that lasted less than BACK_OFF_SECONDS:
-then there are pauses, as if there had been no connection."""
+"""A client opens a lost connection again at once. After this number of connections in a row that each lasted less than
+BACK_OFF_SECONDS, it waits before the next one, as if it had not been connected."""
 
 # With several addresses, a client leaves a server that does not answer, because another one may have become primary.
 
@@ -184,11 +184,11 @@ OTHER_SERVER_SECONDS = 2.0
 """With several addresses, how long a client waits for a connection, and for the reply to HELLO, before it tries the
 next one. A machine that is switched off, or a process that is stopped, gives no answer at all."""
 SILENT_SERVER_SECONDS = 0.25
-"""The same for the first SHORT_ATTEMPTS at a server that was left because it was silent; as many further ones take
-twice as long, and so on up to OTHER_SERVER_SECONDS."""
+"""The same for the first SHORT_ATTEMPTS attempts at a server that the client left because it was silent. The time
+doubles after each SHORT_ATTEMPTS attempts, up to OTHER_SERVER_SECONDS."""
 SHORT_ATTEMPTS = 4
-"""With the pauses between them they take about 2 s, and so many attempts of twice the time 4 s: a client leaves a
-silent server before the lease is over, and has to look often at the standbys until one of them serves."""
+"""A client leaves a silent server before the lease is over, so it has to try the standbys often until one of them
+serves. The first SHORT_ATTEMPTS rounds take about 2 s, with their pauses, and the next ones 4 s."""
 PING_SECONDS = 1.5
 """A replicated broker that sent nothing for this time, although requests wait, gets a PING ..."""
 SILENCE_SECONDS = 3.0
@@ -538,7 +538,9 @@ class ClientConnection:
         now = self.now()
         for pending in [each for each in self._pending.values() if each.sent and not each.repeat]:
             self._fail(pending, ConnectionFailed(failed.sentence, outcome=UNKNOWN))
-        if was_ready and self._got_response and self._may_reconnect_at_once(now):
+        if was_ready:
+            self._short_count = self._short_count + 1 if now - self._ready_at < BACK_OFF_SECONDS else 0
+        if was_ready and self._got_response and self._short_count <= SHORT_CONNECTIONS_MAX:
             self._begin_round()
             self._rounds, self._trying_since, self._retry_at = 0, None, now
             self._lost_index = self._server_index
@@ -555,12 +557,6 @@ class ClientConnection:
             return  # Some servers have not been tried since the last pause: try the next server at once.
         self._server_index = (self._server_index + 1) % len(self.servers)
         self._end_round(failed, error)
-
-    def _may_reconnect_at_once(self, now: float) -> bool:
-        """Return whether the connection that was just lost was of use, or few before it were of none in a row."""
-        is_short = now - self._ready_at < BACK_OFF_SECONDS
-        self._short_count = self._short_count + 1 if is_short else 0
-        return self._short_count <= SHORT_CONNECTIONS_MAX
 
     def _next_server(self, error: BaseException | None) -> int:
         """Return the index of a server that was not tried in this round: the primary that a standby names, if it may be
