@@ -10,7 +10,17 @@ import pytest
 
 import tfmq.replication.primary as primary_module
 import tfmq.replication.replica as replica_module
-from tests.replication.cluster import FOLDER, LOG, Client, Server, World, cause_faults, content_of, end_faults
+from tests.replication.cluster import (
+    FOLDER,
+    LOG,
+    Client,
+    InlineExecutor,
+    Server,
+    World,
+    cause_faults,
+    content_of,
+    end_faults,
+)
 from tests.scale import scaled
 from tfmq.errors import NotAllowed
 from tfmq.replication.entries import (
@@ -33,6 +43,7 @@ from tfmq.replication.materialize import MARKER_PATH
 from tfmq.replication.operations import OperationApplier
 from tfmq.replication.replica import Replica
 from tfmq.replication.snapshot import Snapshotter
+from tfmq.replication.verify import verify
 
 
 def make(seed: int, count: int = 3, heartbeat: float = 1.0, **options: float) -> tuple[World, list[Server], Client]:
@@ -607,6 +618,11 @@ def test_a_first_term_whose_claimant_died_before_it_served_is_taken_over(has_beg
     server.start()
     world.run(30)
     assert server.broker is not None and server.errors == [] and server.is_running
+    standby = Server(world, "s1:8367")
+    standby.start()
+    world.run(10)
+    assert content_of(standby) == content_of(server)
+    assert not verify(server.link, InlineExecutor()).is_damaged
 
 
 def test_each_standby_comes_to_the_end_of_a_term_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,19 +12,24 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 import tfmq
+from journal.clock import SystemClock
 from journal.disk import RealDisk
 from journal.log.checkpoint import LogCheckpointFile
+from tests.reactor import pause, play
 from tests.server.fakes import FakeReactor
 from tests.server.wire import PATIENCE_SECONDS, Wire, batch, running
 from tests.zookeeper.test_group_membership import until
+from tfmq.config import load
 from tfmq.errors import BadRequest, Busy
 from tfmq.limits import MIB
 from tfmq.protocol import commands, frames
+from tfmq.server.reactor import TurnReactor
 from tfmq.server.server import (
     QUIET_ALLOCATIONS,
     REJECTED_MAX,
@@ -34,6 +39,7 @@ from tfmq.server.server import (
     MemoryTrimmer,
     NextDueTimer,
     RegistrationUpdater,
+    Server,
     client_address,
     registration_updater,
     server_name,
@@ -440,6 +446,29 @@ def test_a_stop_answers_a_waiting_fetch_and_ends_the_connection(tmp_path: Path) 
 
 
 @pytest.mark.long
+def test_a_second_stop_waits_for_the_work_of_the_first(tmp_path: Path) -> None:
+    """As SIGTERM in the middle of a hand-over."""
+    flags = {"server.listen": "127.0.0.1:0", "server.data": str(tmp_path / "data")}
+
+    async def story(reactor: Any) -> None:
+        server = Server(load(flags=flags, sets=["http.listen="]), reactor, RealDisk(), SystemClock(), os.urandom)
+        server.start()
+        last_job, ended = Event(), list[str]()
+        server._broker.run(last_job.wait, lambda result, error: None)
+        try:
+            server.stop(lambda: ended.append("first"))
+            server.stop(lambda: ended.append("second"))
+            await pause(reactor, 0.3)
+            assert ended == []
+        finally:
+            last_job.set()
+        while not ended:
+            await pause(reactor, 0.01)
+        assert ended == ["second"], "what the last call wants comes after it"
+
+    play(story, kind=TurnReactor)
+
+
 def test_ctrl_c_stops_as_cleanly_and_a_second_one_at_once(tmp_path: Path) -> None:
     with running(tmp_path / "data") as (process, _):
         process.process.send_signal(signal.SIGINT)

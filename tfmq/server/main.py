@@ -201,7 +201,9 @@ def main(
 
                 load_users(config.server.users)
             if config.replicate.url:
-                _check_store(config.replicate.url)
+                from tfmq.server.replication import check_store
+
+                check_store(config)
         except ConfigError as error:
             _exit_with(error.sentence, 2)
         click.echo(configuration.describe(config))
@@ -209,17 +211,6 @@ def main(
     code = run(config, partial(load, again=True))
     _leave_hung_calls(code)
     sys.exit(code)
-
-
-def _check_store(url: str) -> None:
-    """Raise ConfigError if `url` names no store. Connects to no server."""
-    from tfmq.replication.errors import StoreRefused
-    from tfmq.replication.stores.open_store import open_store
-
-    try:
-        open_store(url).close()
-    except StoreRefused as error:
-        raise ConfigError(f"replicate.url: {str(error).rstrip('.')}.", key="replicate.url") from None
 
 
 def run(config: Config, load: Callable[[], Config]) -> int:

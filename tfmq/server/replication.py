@@ -26,6 +26,7 @@ from tfmq.replication.local_state import LocalStateFile
 from tfmq.replication.primary import Primary, Settings, StoredJobs
 from tfmq.replication.recording_disk import unwrap
 from tfmq.replication.replica import Replica
+from tfmq.replication.store import Store
 from tfmq.replication.stores.file_store import FileStore
 from tfmq.replication.stores.open_store import open_store, probe
 from tfmq.server.reactor import CHUNK_THREAD, Turn, WorkerThreads
@@ -128,13 +129,10 @@ class Replication:
     def open(self, address: str) -> None:
         """Open the store and check that it fits the data folder. Raises ConfigError, NotAllowed, and journal errors."""
         self._address = address
-        settings = self._config.replicate
         os.makedirs(self._folder, 0o750, exist_ok=True)
         lock = self._disk.lock(join(self._folder, LOCK_NAME))
         try:
-            self.store = open_store(settings.url)
-            if isinstance(self.store, FileStore) and are_nested(self.store.folder, self._folder):
-                raise StoreRefused(f"{self._folder} and {self.store.name} have files of each other: name two folders")
+            self.store = open_store_of(self._config)
             probe(self.store)
             self._replica = self._create_replica(address, lock)
             self._replica.check_identity()
@@ -147,7 +145,7 @@ class Replication:
                 raise NotAllowed(
                     f"The store of replicate.url cannot be used now: {reason}. Start again later."
                 ) from None
-            raise ConfigError(f"replicate.url: {str(error).rstrip('.')}.", key="replicate.url") from None
+            raise refusal(error) from None
 
     def _last_store(self) -> str:
         return LocalStateFile(self._disk, self._folder).read(self._randomness).store
@@ -327,6 +325,26 @@ class Replication:
             disk.force_folder(self._folder)
         if not disk.list(meta):
             write_version(disk, meta, node)
+
+
+def check_store(config: Config) -> None:
+    """Raise ConfigError if `replicate.url` names no store, or a folder that cannot be one. Connects to no server."""
+    try:
+        open_store_of(config).close()
+    except StoreRefused as error:
+        raise refusal(error) from None
+
+
+def open_store_of(config: Config) -> Store:
+    """Return the store of `replicate.url`. Raises StoreRefused, also if it and the data folder are nested."""
+    store, data = open_store(config.replicate.url), os.path.abspath(config.server.data)
+    if isinstance(store, FileStore) and are_nested(store.folder, data):
+        raise StoreRefused(f"{data} and {store.name} have files of each other: name two folders")
+    return store
+
+
+def refusal(error: Exception) -> ConfigError:
+    return ConfigError(f"replicate.url: {str(error).rstrip('.')}.", key="replicate.url")
 
 
 def are_nested(one: str, other: str) -> bool:

@@ -68,7 +68,7 @@ class FileStore:
         except OSError as error:
             raise self._to_store_error(error) from error
         self._is_open = True
-        if self._exists(f"{META_NAME}/{VERSION_NAME}"):
+        if os.path.isfile(os.path.join(folder, META_NAME, VERSION_NAME)):
             self.close()
             raise StoreRefused(f"{folder} is the data folder of a broker: name a folder that has only the store.")
         self._writer = f"{os.getpid()}-{secrets.token_hex(8)}"
